@@ -1,0 +1,39 @@
+"""Builds the native kernels: one plain C-ABI library per instruction set, picked at run time by `slipstream.ops.native`.
+
+They include no torch header, so one build works beside any torch. Every extension is optional: without a compiler (or for an
+instruction set the compiler does not know) the install still succeeds and the reference back-end serves.
+"""
+
+import glob
+import platform
+
+from setuptools import Extension, setup
+
+COMMON = [
+    "-std=c++17",
+    "-O3",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
+LEVELS = {"baseline": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    LEVELS["avx2"] = ["-mavx2", "-mfma", "-mbmi2", "-mf16c"]
+    LEVELS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mbmi2", "-mf16c"]
+
+setup(
+    ext_modules=[
+        Extension(
+            f"slipstream.ops._native_{level}",
+            sources=sorted(glob.glob("native/*.cpp")),
+            depends=sorted(glob.glob("native/*.h")),
+            extra_compile_args=COMMON + flags,
+            extra_link_args=["-fopenmp"],
+            language="c++",
+            optional=True,
+        )
+        for level, flags in LEVELS.items()
+    ]
+)

@@ -1,0 +1,1 @@
+"""Every measured claim of the README as a command."""

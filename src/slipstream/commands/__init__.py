@@ -1,0 +1,1 @@
+"""The commands, one file per group; `slipstream.cli` gathers them."""

@@ -1,0 +1,1 @@
+"""Jagged data: ingest, the sequence store, batches and the sampler."""

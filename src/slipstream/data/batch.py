@@ -1,0 +1,55 @@
+"""The one batch type: jagged, int64 ids, nothing padded."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class JaggedBatch:
+    """Windows of B users' behaviours laid end to end: T behaviours in all.
+
+    User b owns the behaviours `offsets_B1[b]:offsets_B1[b + 1]`, oldest first. Token t stands for a behaviour the model may read;
+    `next_items_T[t]` is the behaviour that followed it (the retrieval target) and -1 where none is known. `supervised_T` marks
+    where the loss or the metric counts: everywhere in training, only at held-out behaviours in evaluation. For retrieval it marks
+    token t whose *next* item is asked for; for ranking it marks token t whose *own* actions are asked for.
+    """
+
+    sample_ids_B: torch.Tensor  # int64, row of the user in the store
+    first_positions_B: torch.Tensor  # int64, place of the window's first behaviour in the user's whole log
+    offsets_B1: torch.Tensor  # int64, 0 … T
+    items_T: torch.Tensor  # int64, rows of the item vocabulary
+    timestamps_T: torch.Tensor  # int64, seconds
+    next_items_T: torch.Tensor  # int64, -1 where there is none
+    next_timestamps_T: torch.Tensor  # int64; repeats the own timestamp where there is no next behaviour
+    supervised_T: torch.Tensor  # bool
+    actions: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> float32 [T]
+    user_features: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> int64 codes [B]
+
+    @property
+    def num_users(self) -> int:
+        return self.sample_ids_B.numel()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.items_T.numel()
+
+    @property
+    def lengths_B(self) -> torch.Tensor:
+        return self.offsets_B1.diff()
+
+    @property
+    def token_ids_T(self) -> torch.Tensor:
+        """A name for each token that survives re-batching: (user, place in the log). Counter-based randomness hangs on it."""
+        places_T = torch.arange(self.num_tokens) - self.offsets_B1[:-1].repeat_interleave(self.lengths_B)
+        places_T = places_T + self.first_positions_B.repeat_interleave(self.lengths_B)
+        return self.sample_ids_B.repeat_interleave(self.lengths_B) * (1 << 24) + places_T
+
+    def to(self, device: torch.device | str) -> "JaggedBatch":
+        """The same batch on another device."""
+
+        def move(value: Any) -> Any:
+            return {k: v.to(device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
+
+        return replace(self, **{f.name: move(getattr(self, f.name)) for f in fields(self)})

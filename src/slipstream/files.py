@@ -1,0 +1,89 @@
+"""Files that are either whole or absent: written beside their place, flushed, then renamed."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import SlipstreamError
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or a directory entry to the disk, so that a rename after it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _full_disk_is_an_error(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SlipstreamError(f"could not write {target}: {error.strerror or error}; nothing was left behind") from error
+
+
+@contextlib.contextmanager
+def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `target`; it takes `target`'s place when the block ends, and vanishes when the block fails."""
+    target = Path(target)
+    with _full_disk_is_an_error(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(descriptor)
+        temporary = Path(name)
+        try:
+            yield temporary
+            os.chmod(temporary, 0o644)
+            fsync_path(temporary)
+            os.replace(temporary, target)
+            fsync_path(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Like `atomic_file` for a directory. An existing `target` is replaced only once the new one is complete."""
+    target = Path(target)
+    with _full_disk_is_an_error(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield temporary
+            os.chmod(temporary, 0o755)
+            for path in sorted(temporary.rglob("*")):
+                fsync_path(path)
+            fsync_path(temporary)
+            if target.exists():
+                old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+                os.replace(target, old / target.name)
+                os.replace(temporary, target)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(temporary, target)
+            fsync_path(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(target: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` as readable JSON, whole or not at all."""
+    with atomic_file(target) as path:
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read JSON; a missing or damaged file is a `SlipstreamError` that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SlipstreamError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        raise SlipstreamError(f"{path} is not readable JSON: {error}") from error

@@ -1,0 +1,1 @@
+"""HSTU, FuXi and SASRec, and the heads on top. No word of ranks, buffers or servers."""

@@ -1,0 +1,1 @@
+"""Jagged operators: one Python signature each, back-ends reference, native and triton."""

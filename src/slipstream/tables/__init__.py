@@ -1,0 +1,1 @@
+"""Embedding rows with their optimiser state."""

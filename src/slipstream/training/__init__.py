@@ -1,0 +1,1 @@
+"""The loop, losses, metrics, evaluation, checkpoints and reports."""
