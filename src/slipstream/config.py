@@ -1,0 +1,118 @@
+"""Recipes: YAML files plus `key=value` overrides, checked against typed models before anything runs.
+
+An override may name a key by its full path (`model.dim=64`), by its last part where that is unique (`max_steps=200`), or a section
+by its kind (`loss=full_softmax`). A wrong key stops with the nearest valid one.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from slipstream.errors import SlipstreamError, did_you_mean
+
+RECIPES = Path(__file__).parent / "recipes"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def recipe_path(name: str | Path) -> Path:
+    """A recipe by path, or by the name of one that ships with the package."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = {p.stem: p for p in RECIPES.glob("*.yaml")}
+    if path.suffix in ("", ".yaml") and path.stem in shipped and (len(path.parts) == 1 or path.parts[0] == "recipes"):
+        return shipped[path.stem]
+    raise SlipstreamError(f"there is no recipe '{name}'{did_you_mean(path.stem, shipped)}")
+
+
+def load_recipe(model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any) -> Model:
+    """The typed recipe `source` with `overrides` ("key=value" texts) and then `settings` (Python values) applied."""
+    path = recipe_path(source)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SlipstreamError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise SlipstreamError(f"recipe {path} must be a mapping of keys to values, not a {type(values).__name__}")
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SlipstreamError(f"override '{text}' is not of the form key=value")
+        _put(values, resolve_key(model, key, f"{path} overrides"), _parse(key, value))
+    for key, value in settings.items():
+        _put(values, resolve_key(model, key.replace("__", "."), f"{path} settings"), value)
+    return check(model, values, str(path))
+
+
+def _parse(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SlipstreamError(f"override {key}={text} is not a valid value") from error
+
+
+def check(model: type[Model], values: dict[str, Any], where: str) -> Model:
+    """`values` as a typed model; the first thing wrong with them becomes one sentence."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the recipe"
+        if first["type"] == "extra_forbidden":
+            raise SlipstreamError(f"unknown key '{key}' in {where}{did_you_mean(key, _all_keys(model))}") from None
+        given = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
+        message = first["msg"].removeprefix("Value error, ")
+        raise SlipstreamError(f"{key} in {where}: {message[0].lower()}{message[1:]}{given}") from None
+
+
+def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Fields of a model that are models themselves."""
+    found = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            found[name] = info.annotation
+    return found
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every full key of a model, sections included."""
+    sections = _sections(model)
+    keys = [prefix + name for name in model.model_fields]
+    for name, section in sections.items():
+        keys += _all_keys(section, f"{prefix}{name}.")
+    return keys
+
+
+def resolve_key(model: type[BaseModel], key: str, where: str) -> list[str]:
+    """The path of an override's key: full, unique last part, or a section standing for its `kind`."""
+    keys = _all_keys(model)
+    matches = [key] if key in keys else [full for full in keys if full.rsplit(".", 1)[-1] == key]
+    if not matches and _inside_free_mapping(model, key):
+        matches = [key]
+    if not matches:
+        short = {full.rsplit(".", 1)[-1] for full in keys}
+        raise SlipstreamError(f"unknown key '{key}' in {where}{did_you_mean(key, set(keys) if '.' in key else short)}")
+    if len(matches) > 1:
+        raise SlipstreamError(f"key '{key}' in {where} is ambiguous: write {' or '.join(matches)}")
+    path = matches[0].split(".")
+    section = _sections(model).get(path[0]) if len(path) == 1 else None
+    return [*path, "kind"] if section is not None and "kind" in section.model_fields else path
+
+
+def _inside_free_mapping(model: type[BaseModel], key: str) -> bool:
+    """Whether the key's first part is a field that holds a free mapping (such as a ranking recipe's tasks)."""
+    head = key.split(".")[0]
+    info = model.model_fields.get(head)
+    return "." in key and info is not None and str(info.annotation).startswith("dict")
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = values[part] = {"kind": inner}
+        values = inner
+    values[path[-1]] = value

@@ -1,0 +1,128 @@
+"""Evaluation on held-out behaviours: exact, batched, the same for validation during training and for the final test.
+
+Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did before filtered out. SASRec's sampled
+protocol (the target among 100 random items) is there for comparison with older tables only. Ranking scores the actions on each
+held-out behaviour given all that came before it.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.sampler import evaluation_batches
+from slipstream.data.store import SequenceStore
+from slipstream.ops.counter_random import derive_seed, random_integers
+from slipstream.training import metrics
+
+if TYPE_CHECKING:
+    from slipstream.training.config import Recipe
+
+Which = Literal["validation", "test"]
+QUERY_TILE = 1024  # queries scored at once against the whole catalogue
+
+
+class Recommends(Protocol):
+    """What evaluation asks of a trained model."""
+
+    def catalogue_ND(self) -> torch.Tensor: ...
+    def queries_SD(self, batch: JaggedBatch) -> torch.Tensor: ...
+    def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
+    def labels_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
+
+
+def evaluate(recommender: Recommends, store: SequenceStore, recipe: "Recipe", which: Which) -> dict[str, float]:
+    """The metrics of the recipe's task on the held-out behaviours of every user."""
+    batches = _batches(store, recipe, which)
+    with torch.no_grad():
+        if recipe.task == "ranking":
+            return evaluate_ranking(recommender, batches, list(recipe.tasks))
+        return evaluate_retrieval(recommender, batches, store)
+
+
+def _batches(store: SequenceStore, recipe: "Recipe", which: Which) -> Iterator[JaggedBatch]:
+    return evaluation_batches(store, which, max_len=recipe.sampler.max_len, batch_size=256, task=recipe.task, split=recipe.split)
+
+
+def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each supervised token: its user's row in the store, and how many behaviours of the log the query may know."""
+    where_S = batch.supervised_T.nonzero().squeeze(1)
+    segment_S = torch.searchsorted(batch.offsets_B1, where_S, right=True) - 1
+    places_S = where_S - batch.offsets_B1[segment_S] + batch.first_positions_B[segment_S]
+    return batch.sample_ids_B[segment_S], places_S + 1
+
+
+def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor) -> torch.Tensor:
+    """bool [S, N]: the items in the first `known` behaviours of each user's whole log (not only the model's window)."""
+    mask_SN = torch.zeros(users_S.numel(), store.num_items, dtype=torch.bool)
+    for row, (user, known) in enumerate(zip(users_S.tolist(), known_S.tolist(), strict=True)):
+        start = int(store.offsets_U1[user])
+        mask_SN[row, torch.from_numpy(store.items_N[start : start + known].copy())] = True
+    return mask_SN
+
+
+def evaluate_retrieval(recommender: Recommends, batches: Iterator[JaggedBatch], store: SequenceStore) -> dict[str, float]:
+    """HR, NDCG and MRR over the full catalogue, seen items filtered."""
+    gathered = metrics.RankingMetrics()
+    catalogue_ND = recommender.catalogue_ND()
+    for batch in batches:
+        queries_SD = recommender.queries_SD(batch)
+        targets_S = batch.next_items_T[batch.supervised_T]
+        users_S, known_S = supervised_places(batch)
+        for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
+            scores_SN = queries_SD[tile] @ catalogue_ND.T
+            gathered.add(*metrics.target_places(scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])))
+    return {**gathered.result(), "users": float(gathered.count)}
+
+
+def sampled_negatives(store: SequenceStore, user: int, held_out: int, *, seed: int, count: int = 100) -> torch.Tensor:
+    """SASRec's negatives: uniform over the catalogue, only the user's *training* items excluded (the target may be drawn again)."""
+    start, end = int(store.offsets_U1[user]), int(store.offsets_U1[user + 1]) - held_out
+    trained = torch.zeros(store.num_items, dtype=torch.bool)
+    trained[torch.from_numpy(store.items_N[start:end].copy())] = True
+    if bool(trained.all()):
+        raise ValueError(f"user row {user} has every item in training: there is no negative to draw")
+    kept = torch.empty(0, dtype=torch.int64)
+    attempt = 0
+    while kept.numel() < count:
+        drawn = random_integers(derive_seed(seed, attempt), torch.tensor([user]), 4 * count, store.num_items).flatten()
+        kept = torch.cat([kept, drawn[~trained[drawn]]])
+        attempt += 1
+    return kept[:count]
+
+
+def evaluate_sampled(recommender: Recommends, store: SequenceStore, recipe: "Recipe", which: Which, seed: int = 0) -> dict[str, float]:
+    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables only: it flatters weak models."""
+    gathered = metrics.RankingMetrics(ks=(1, 5, 10))
+    held_out = recipe.split.validation + recipe.split.test
+    with torch.no_grad():
+        catalogue_ND = recommender.catalogue_ND()
+        for batch in _batches(store, recipe, which):
+            users_S, _ = supervised_places(batch)
+            negatives_SC = torch.stack([sampled_negatives(store, user, held_out, seed=seed) for user in users_S.tolist()])
+            candidates_SC = torch.cat([batch.next_items_T[batch.supervised_T].unsqueeze(1), negatives_SC], dim=1)
+            scores_SC = (catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)).squeeze(2)
+            target_S = torch.zeros(len(users_S), dtype=torch.int64)
+            gathered.add(*metrics.target_places(scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)))
+    return {**gathered.result(), "users": float(gathered.count)}
+
+
+def evaluate_ranking(recommender: Recommends, batches: Iterator[JaggedBatch], tasks: list[str]) -> dict[str, float]:
+    """AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
+    predicted, labels, users = [], [], []
+    for batch in batches:
+        predicted.append(recommender.predict_SA(batch))
+        labels.append(recommender.labels_SA(batch))
+        users.append(supervised_places(batch)[0])
+    predicted_SA, labels_SA, users_S = torch.cat(predicted), torch.cat(labels), torch.cat(users)
+    result: dict[str, float] = {}
+    for column, task in enumerate(tasks):
+        scores_S, truth_S = predicted_SA[:, column], labels_SA[:, column]
+        result[f"AUC/{task}"] = metrics.area_under_curve(scores_S, truth_S)
+        result[f"GAUC/{task}"] = metrics.grouped_area_under_curve(scores_S, truth_S, users_S)
+        result[f"NE/{task}"] = metrics.normalised_entropy(scores_S, truth_S)
+    for kind in ("AUC", "GAUC", "NE"):
+        known = [value for name, value in result.items() if name.startswith(f"{kind}/") and value == value]
+        result[kind] = sum(known) / len(known) if known else float("nan")
+    return {**result, "behaviours": float(users_S.numel())}

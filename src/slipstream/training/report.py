@@ -1,0 +1,85 @@
+"""`report.html`: one self-contained page per run, with its curves, its figures and the recipe that made them."""
+
+import base64
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from slipstream.files import atomic_file, read_json
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733 }
+h1 { font-weight: 600 } h2 { font-weight: 600; margin-top: 2.2rem } table { border-collapse: collapse }
+td, th { padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid #dde3ea; font-variant-numeric: tabular-nums }
+img { max-width: 100%; margin: .5rem 0 } pre { background: #f4f6f9; padding: 1rem; overflow-x: auto }
+"""
+CURVES = {
+    "Loss": ("loss",),
+    "Validation": ("HR@10", "NDCG@10", "AUC"),
+    "Speed (tokens per second)": ("tokens_per_second",),
+    "Model FLOPs utilisation": ("mfu",),
+    "Learning rate": ("lr",),
+}
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a line cut short by a killed process is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
+    from matplotlib.figure import Figure  # imported here: most commands never draw
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    for label, points in series.items():
+        axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 40 else "")
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.3)
+    if len(series) > 1:
+        axes.legend()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    picture = base64.b64encode(buffer.getvalue()).decode()
+    return f'<h2>{html.escape(title)}</h2><img alt="{html.escape(title)}" src="data:image/png;base64,{picture}">'
+
+
+def _table(values: dict[str, Any]) -> str:
+    def show(value: Any) -> str:
+        return f"{value:.4f}" if isinstance(value, float) else html.escape(str(value))
+
+    rows = "".join(f"<tr><td>{html.escape(str(name))}</td><td>{show(value)}</td></tr>" for name, value in values.items())
+    return f"<table>{rows}</table>"
+
+
+def write_report(run_directory: Path) -> Path:
+    """Draw `report.html` of a run from its run.json, metrics.jsonl and recipe.yaml."""
+    run = read_json(run_directory / "run.json")
+    rows = read_metrics(run_directory / "metrics.jsonl")
+    parts = [f"<h1>{html.escape(str(run.get('name', run_directory.name)))}</h1>"]
+    parts.append(_table({name: value for name, value in run.items() if not isinstance(value, dict | list)}))
+    for which in ("test", "validation"):
+        if run.get(which):
+            parts.append(f"<h2>{which.capitalize()} metrics</h2>{_table(run[which])}")
+    for title, names in CURVES.items():
+        series = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None and "step" in row] for name in names}
+        series = {name: points for name, points in series.items() if points}
+        if series:
+            parts.append(_curve(title, series))
+    recipe = run_directory / "recipe.yaml"
+    if recipe.exists():
+        parts.append(f"<h2>Recipe</h2><pre>{html.escape(recipe.read_text(encoding='utf-8'))}</pre>")
+    title = html.escape(f"Slipstream run {run_directory.name}")
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>{"".join(parts)}</html>\n'
+    target = run_directory / "report.html"
+    with atomic_file(target) as path:
+        path.write_text(page, encoding="utf-8")
+    return target

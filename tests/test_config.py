@@ -1,0 +1,86 @@
+"""Recipes: overrides land where they should, and every mistake is one helpful sentence."""
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from slipstream.config import load_recipe
+from slipstream.errors import SlipstreamError
+
+
+class Loss(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    kind: str = "sampled"
+    negatives: int = 128
+
+
+class Train(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    max_steps: int | None = None
+    lr: float = 1e-3
+    schedule: str = "synchronous"
+
+
+class Tables(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    lr: float = 1e-2
+
+
+class Tiny(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    tasks: dict[str, float] = {}
+    loss: Loss = Loss()
+    train: Train = Train()
+    tables: Tables = Tables()
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text("name: tiny\nloss: {negatives: 4}\n")
+    return path
+
+
+def test_overrides_reach_their_keys(recipe):
+    overrides = ["max_steps=2_000", "loss=full", "tables.lr=1e-4", "tasks.click=0.5"]
+    loaded = load_recipe(Tiny, recipe, overrides, train__lr=0.5)
+    assert (loaded.train.max_steps, loaded.loss.kind, loaded.loss.negatives) == (2000, "full", 4)
+    assert (loaded.tables.lr, loaded.train.lr, loaded.tasks) == (1e-4, 0.5, {"click": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["shedule=nested"], r"unknown key 'shedule' in .* overrides; did you mean 'schedule'\?"),
+        (["train.max_step=3"], r"unknown key 'train.max_step' .*did you mean 'train.max_steps'\?"),
+        (["lr=1"], r"key 'lr' .* is ambiguous: write train.lr or tables.lr"),
+        (["max_steps=soon"], r"train.max_steps .*valid integer.*'soon'"),
+        (["max_steps"], r"not of the form key=value"),
+        (["max_steps=[1"], r"not a valid value"),
+    ],
+)
+def test_a_wrong_override_is_one_sentence(recipe, overrides, sentence):
+    with pytest.raises(SlipstreamError, match=sentence) as caught:
+        load_recipe(Tiny, recipe, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name: x\nlos: {}\n", r"unknown key 'los' .*did you mean 'loss'\?"),
+        ("loss: {}\n", r"name in .*: field required"),
+        ("- 1\n", "must be a mapping"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(SlipstreamError, match=sentence):
+        load_recipe(Tiny, path)
+
+
+def test_an_unknown_recipe_says_so():
+    with pytest.raises(SlipstreamError, match="there is no recipe 'recipes/nope.yaml'"):
+        load_recipe(Tiny, "recipes/nope.yaml")
