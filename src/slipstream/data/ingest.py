@@ -1,0 +1,276 @@
+"""From a raw log to a sequence store, in memory that does not grow with the log.
+
+Three passes. Polars streams the log once to count users and items and to check every value; it streams it a second time with both
+ids replaced by rows, and each behaviour goes straight to its user's place in memory-mapped files (a counting sort: stable, in file
+order). The third pass walks those files block by block, drops what the filters drop and sorts each user by time, stably: behaviours
+with equal times stay in file order. Only the vocabularies and one block are ever held in memory.
+
+Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into training, validation and test: such
+users count as `unsplittable_users` in store.json, serve in training alone and are not evaluated.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from slipstream.data.raw_log import ACTION, LARGEST, RawLog, check_values, polars_errors_are_sentences
+from slipstream.data.store import write_store
+from slipstream.errors import SlipstreamError
+
+BATCH_ROWS = 1 << 20
+BLOCK_ROWS = 1 << 20
+ORDER = "stable"  # by time, then by place in the file
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What is dropped. First items, then users below their minimum, once each; then the k-core until nothing changes."""
+
+    min_item_count: int = 1
+    min_user_count: int = 1
+    k_core: int = 1
+
+
+def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress | None = None) -> None:
+    """Write a whole store for `log` into `directory`, which must be an empty directory of ours."""
+    say = progress or (lambda what, done, total: None)
+    say("counting users and items", 0, 1)
+    with polars_errors_are_sentences(log.source.get("path", "the log")):
+        users, items, rows = _count(log)
+        arrays = _Arrays(directory, rows, [f"{ACTION}{name}" for name in log.columns.actions])
+        offsets_U1 = _offsets(users["count"].to_numpy())
+        _scatter(log, users, items, offsets_U1, arrays, say)
+    keep_users_U, keep_items_V, kept = _apply_filters(arrays.item_N, offsets_U1, len(items), filters)
+    offsets_U1 = _sort_and_compact(arrays, offsets_U1, keep_users_U, keep_items_V, say)
+    say("writing", 0, 1)
+    counts_U = np.diff(offsets_U1)
+    meta = {
+        "order": ORDER,
+        "filters": asdict(filters),
+        "time_unit": "s",
+        "actions": sorted(log.columns.actions),
+        "unsplittable_users": int((counts_U < 3).sum()),
+        "rows_read": rows,
+        "source": log.source,
+    }
+    item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items, "item")
+    user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users, "user")
+    actions = {name: arrays.actions[f"{ACTION}{name}"][:kept] for name in log.columns.actions}
+    write_store(
+        directory, offsets_U1, arrays.item_N[:kept], arrays.time_N[:kept] // log.per_second, actions, item_table, user_table, meta
+    )
+    arrays.remove()
+
+
+def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """One pass: every user and every item with its count, ascending by id, and all checks of values."""
+    frame = log.frame
+    names = list(log.expressions())
+    facts = frame.select(
+        pl.len().alias("rows"),
+        *[pl.col(name).null_count().alias(f"null {name}") for name in names],
+        pl.col("time").min().alias("min_time"),
+        pl.col("time").max().alias("max_time"),
+    )
+    counts = [frame.group_by(pl.col(name).alias("id")).len("count") for name in ("user", "item")]
+    found, users, items = pl.collect_all([facts, *counts], engine="streaming")
+    row = found.row(0, named=True)
+    check_values(log, row | {"nulls": {name: row[f"null {name}"] for name in names}})
+    return _ascending(users, "user"), _ascending(items, "item"), int(row["rows"])
+
+
+def _ascending(counts: pl.DataFrame, role: str) -> pl.DataFrame:
+    """Sort a vocabulary by id. Text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
+    counts = counts.with_columns(key=pl.col("id"))
+    if counts.schema["id"] == pl.String:
+        plain = counts["id"].str.contains(r"^(0|-?[1-9][0-9]*)$").all()
+        if plain:
+            numbers = counts["id"].cast(pl.Int64, strict=False)
+            if numbers.null_count():
+                value = counts["id"].filter(numbers.is_null())[0]
+                raise SlipstreamError(f"{role} id {value} is larger than {LARGEST}; ids must fit in 64 signed bits or be text")
+            counts = counts.with_columns(id=numbers)
+    return counts.sort("id").with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32))
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(counts.size + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+class _Arrays:
+    """Scratch columns in files of their own: the system may write their pages out, so they need not fit in memory."""
+
+    def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
+        self.directory = directory / "scratch"
+        self.directory.mkdir()
+        self.item_N = self._map("item", np.int64, rows)
+        self.time_N = self._map("time", np.int64, rows)
+        self.actions = {name: self._map(f"action{index}", np.float32, rows) for index, name in enumerate(actions)}
+
+    def _map(self, name: str, dtype: type, rows: int) -> np.ndarray:
+        path = self.directory / name
+        size = max(1, rows * np.dtype(dtype).itemsize)
+        with open(path, "wb") as file:
+            # Claim the space now: writing a hole of a mapped file on a full disk would end in a signal, not an exception.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+        return np.memmap(path, dtype=dtype, mode="r+", shape=(rows,))
+
+    def all(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield "item", self.item_N
+        yield "time", self.time_N
+        yield from self.actions.items()
+
+    def remove(self) -> None:
+        for path in self.directory.iterdir():
+            path.unlink()
+        self.directory.rmdir()
+
+
+def _scatter(log: RawLog, users: pl.DataFrame, items: pl.DataFrame, offsets_U1: np.ndarray, arrays: _Arrays, say: Progress) -> None:
+    """Second pass: stream the log with ids replaced by rows; every behaviour goes to the next free place of its user."""
+    encoded = log.frame
+    for role, vocabulary in (("user", users), ("item", items)):
+        rows = vocabulary.lazy().select(pl.col("key").alias(role), pl.col("row").alias(f"{role} row"))
+        encoded = encoded.join(rows, on=role, how="left", maintain_order="left")
+    free_U = offsets_U1[:-1].copy()
+    total, done = int(offsets_U1[-1]), 0
+    for batch in encoded.drop("user", "item").collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
+        place_T, order_T = _places(batch["user row"].to_numpy().astype(np.int64), free_U)
+        for name, array in arrays.all():
+            array[place_T] = batch["item row" if name == "item" else name].to_numpy()[order_T]
+        done += len(batch)
+        say("ordering by user", done, total)
+    if done != total:
+        raise SlipstreamError(
+            f"the log changed while it was read: {total:,} rows at first, then {done:,}; prepare it again when it rests"
+        )
+
+
+def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each behaviour of a batch goes, with the order that groups them by user; moves the users' free places on."""
+    order_T = np.argsort(user_T, kind="stable")
+    user_T = user_T[order_T]
+    starts = np.flatnonzero(np.diff(user_T, prepend=-1))
+    counts = np.diff(starts, append=user_T.size)
+    place_T = np.arange(user_T.size) + np.repeat(free_U[user_T[starts]] - starts, counts)
+    free_U[user_T[starts]] += counts
+    return place_T, order_T
+
+
+def _apply_filters(
+    item_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, filters: Filters
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Which users and items stay, and how many behaviours that leaves."""
+    keep_U, keep_V = np.ones(offsets_U1.size - 1, dtype=bool), np.ones(num_items, dtype=bool)
+
+    def count() -> tuple[np.ndarray, np.ndarray]:
+        user_counts, item_counts = np.zeros(keep_U.size, dtype=np.int64), np.zeros(num_items, dtype=np.int64)
+        for first, last in _blocks(offsets_U1):
+            users_T = np.repeat(np.arange(first, last), np.diff(offsets_U1[first : last + 1]))
+            items_T = np.asarray(item_N[offsets_U1[first] : offsets_U1[last]])
+            live_T = keep_U[users_T] & keep_V[items_T]
+            user_counts[first:last] = np.bincount(users_T[live_T] - first, minlength=last - first)
+            item_counts += np.bincount(items_T[live_T], minlength=num_items)
+        return user_counts, item_counts
+
+    user_counts, item_counts = count()
+    if filters.min_item_count > 1:
+        keep_V &= item_counts >= filters.min_item_count
+        user_counts, item_counts = count()
+    keep_U &= user_counts >= max(1, filters.min_user_count)
+    user_counts, item_counts = count()
+    while True:
+        drop_U = keep_U & (user_counts < max(1, filters.k_core))
+        drop_V = keep_V & (item_counts < max(1, filters.k_core))
+        if not drop_U.any() and not drop_V.any():
+            break
+        keep_U &= ~drop_U
+        keep_V &= ~drop_V
+        user_counts, item_counts = count()
+    kept = int(user_counts.sum())
+    if kept == 0:
+        raise SlipstreamError(f"the filters {asdict(filters)} leave no behaviour; lower them")
+    return keep_U, keep_V, kept
+
+
+def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Runs of whole users with about BLOCK_ROWS behaviours each."""
+    first, num_users = 0, offsets_U1.size - 1
+    while first < num_users:
+        last = int(np.searchsorted(offsets_U1, offsets_U1[first] + BLOCK_ROWS, side="right")) - 1
+        last = min(num_users, max(first + 1, last))
+        yield first, last
+        first = last
+
+
+def _sort_and_compact(arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarray, keep_V: np.ndarray, say: Progress) -> np.ndarray:
+    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last one ended, never ahead of the reader."""
+    new_rows_V = np.cumsum(keep_V) - 1
+    counts_U = np.zeros(keep_U.size, dtype=np.int64)
+    written, total = 0, int(offsets_U1[-1])
+    for first, last in _blocks(offsets_U1):
+        begin, end = int(offsets_U1[first]), int(offsets_U1[last])
+        users_T = np.repeat(np.arange(last - first), np.diff(offsets_U1[first : last + 1]))
+        item_T = np.asarray(arrays.item_N[begin:end])
+        live_T = keep_U[first + users_T] & keep_V[item_T]
+        chosen_T = np.flatnonzero(live_T)
+        chosen_T = chosen_T[_stable_order(users_T[chosen_T], np.asarray(arrays.time_N[begin:end])[chosen_T])]
+        stop = written + chosen_T.size
+        for name, array in arrays.all():
+            values_T = np.asarray(array[begin:end])[chosen_T]
+            array[written:stop] = new_rows_V[values_T] if name == "item" else values_T
+        counts_U[first:last] = np.bincount(users_T[live_T], minlength=last - first)
+        written = stop
+        say("ordering by time", end, total)
+    return _offsets(counts_U[keep_U])
+
+
+def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
+    """The order by (user, time), equal times as they stand. `users_T` ascends already; times are not negative."""
+    later_T = (np.diff(times_T) >= 0) | (np.diff(users_T) > 0)
+    if later_T.all():
+        return np.arange(users_T.size)
+    low = int(times_T.min())
+    span = int(times_T.max()) - low + 1
+    if (int(users_T[-1]) + 1) * span < 1 << 62:
+        return np.argsort(users_T * span + (times_T - low), kind="stable")
+    return np.lexsort((times_T, users_T))
+
+
+def vocabulary_table(ids: pl.Series, known: pl.DataFrame | None, role: str) -> pa.Table:
+    """The Arrow table of a vocabulary: `ids` in order, titles and features joined from `known` where it knows them."""
+    columns: dict[str, Any] = {"id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())}
+    if known is None:
+        return pa.table(columns)
+    known = known.unique("id", keep="first", maintain_order=True).with_columns(pl.col("id").cast(pl.String))
+    joined = pl.DataFrame({"id": ids.cast(pl.String)}).join(known, on="id", how="left", maintain_order="left")
+    if "title" in joined.columns:
+        columns["title"] = joined["title"].cast(pl.String).to_arrow().cast(pa.large_string())
+    for name in [name for name in joined.columns if name not in ("id", "title")]:
+        columns[f"feature:{name}"] = _codes(joined[name])
+    return pa.table(columns)
+
+
+def _codes(values: pl.Series) -> pa.DictionaryArray:
+    """Categories as codes: 0 for unknown, then the labels in ascending order."""
+    text = values.cast(pl.String)
+    labels = text.drop_nulls().unique().sort()
+    codes = text.to_frame("label").join(
+        pl.DataFrame({"label": labels, "code": np.arange(1, len(labels) + 1)}), on="label", how="left", maintain_order="left"
+    )["code"]
+    indices = pa.array(codes.fill_null(0).to_numpy().astype(np.int64))
+    dictionary = pa.array(["", *labels.to_list()], type=pa.large_string())
+    return pa.DictionaryArray.from_arrays(indices, dictionary)

@@ -1,0 +1,205 @@
+"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches by count or by token budget.
+
+Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers. `batch_size` and `token_budget` describe
+the *global* batch; `rank` takes its part of it. All ranks walk the same order and take the same number of steps.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from slipstream.data.balance import Balance, Cost, share_batch
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.store import SequenceStore
+from slipstream.data.windows import Split, Task, cut_windows
+from slipstream.errors import SlipstreamError
+
+__all__ = ["SamplerConfig", "Split", "TrainingSampler", "evaluation_batches"]
+
+
+class SamplerConfig(BaseModel):
+    """The `sampler` section of a recipe."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_len: int = Field(200, ge=1, description="tokens of a window at most: the most recent ones of the training part")
+    batch_size: int | None = Field(None, ge=1, description="users per global batch (128 unless token_budget is given)")
+    token_budget: int | None = Field(
+        None, ge=1, description="tokens per global batch; a window longer than it is a batch of its own"
+    )
+    stochastic_length: float | None = Field(
+        None, gt=1, le=2, description="HSTU's alpha: long windows are cut to max_len^(alpha/2) at random"
+    )
+    min_len: int = Field(1, ge=1, description="users whose window has fewer tokens are left out of training")
+    balance: Balance = Field("none", description="how a global batch is shared over ranks: none, lpt or karmarkar_karp")
+    cost_linear: float = Field(1.0, ge=0, description="predicted cost of a token")
+    cost_quadratic: float = Field(
+        0.0, ge=0, description="predicted cost of a pair of tokens (a length-n window costs this times n squared)"
+    )
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "SamplerConfig":
+        if self.batch_size is not None and self.token_budget is not None:
+            raise ValueError("give batch_size or token_budget, not both")
+        if self.batch_size is None and self.token_budget is None:
+            self.batch_size = 128
+        return self
+
+
+class TrainingSampler:
+    """Endless batches over epochs. Retrieval windows are `max_len` (input, next) pairs; ranking windows are `max_len` behaviours."""
+
+    def __init__(
+        self,
+        store: SequenceStore,
+        config: SamplerConfig,
+        *,
+        seed: int,
+        split: Split | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        task: Task = "retrieval",
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is outside a world of {world_size}")
+        self.store, self.config, self.seed, self.task = store, config, seed, task
+        self.rank, self.world_size = rank, world_size
+        self._ends_U = (split or Split()).train_lengths(store.lengths_U)
+        self._windows_U = np.minimum(self._ends_U - (task == "retrieval"), config.max_len)
+        self._users = np.flatnonzero(self._windows_U >= config.min_len)
+        if self._users.size == 0:
+            raise SlipstreamError(f"no user has enough behaviours to train on (at least {config.min_len} after holding some out)")
+        self.epoch, self._step = 0, 0
+        self._plan = self._plan_epoch(0)
+        self.steps_per_epoch = len(self._plan.starts)
+
+    def next_batch(self) -> JaggedBatch:
+        """This rank's part of the next global batch; goes over into the next epoch by itself."""
+        if self._step == len(self._plan.starts):
+            self.epoch, self._step = self.epoch + 1, 0
+            self._plan = self._plan_epoch(self.epoch)
+        batch = self._assemble(self._plan, self._step)
+        self._step += 1
+        return batch
+
+    def epoch_batches(self) -> Iterator[JaggedBatch]:
+        """The batches left in this epoch (all of them at its start). Afterwards the sampler stands at the next epoch's first."""
+        if self._step == len(self._plan.starts):
+            self.epoch, self._step = self.epoch + 1, 0
+            self._plan = self._plan_epoch(self.epoch)
+        epoch = self.epoch
+        while self.epoch == epoch and self._step < len(self._plan.starts):
+            yield self.next_batch()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the sampler stands: everything but two numbers is there to refuse a wrong restart."""
+        return {"epoch": self.epoch, "step": self._step, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the very next sample of the sampler that gave `state`, on any number of ranks."""
+        for name, value in self._identity().items():
+            if state.get(name) != value:
+                raise SlipstreamError(
+                    f"cannot go on where the sampler stopped: its {name} was {state.get(name)!r}, now it is {value!r}; "
+                    "use the same data and sampler settings, or start a new run"
+                )
+        self.epoch, self._step = int(state["epoch"]), int(state["step"])
+        self._plan = self._plan_epoch(self.epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        same_batches = self.config.model_dump(exclude={"balance", "cost_linear", "cost_quadratic"})
+        return {"seed": self.seed, "task": self.task, "store": self.store.digest, "users": int(self._users.size), **same_batches}
+
+    def _plan_epoch(self, epoch: int) -> "_Plan":
+        order = np.random.default_rng([_unsigned(self.seed), epoch, 0]).permutation(self._users.size)
+        users = self._users[order]
+        lengths = self._windows_U[users]
+        alpha = self.config.stochastic_length
+        if alpha is not None:
+            # One draw per user of the store, in store order: the draw hangs on (seed, epoch, user) alone.
+            draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(self._windows_U.size)
+            lengths = stochastic_lengths(lengths, draws_U[users], self.config.max_len, alpha)
+        if self.config.token_budget is not None:
+            starts = _budget_starts(lengths, self.config.token_budget)
+        else:
+            starts = np.arange(0, users.size, self.config.batch_size)
+        return _Plan(users, lengths, starts)
+
+    def _assemble(self, plan: "_Plan", step: int) -> JaggedBatch:
+        begin = plan.starts[step]
+        end = plan.starts[step + 1] if step + 1 < len(plan.starts) else plan.users.size
+        mine = begin + share_batch(
+            plan.lengths[begin:end],
+            self.rank,
+            self.world_size,
+            balance=self.config.balance,
+            cost=Cost(self.config.cost_linear, self.config.cost_quadratic),
+            by_tokens=self.config.token_budget is not None,
+        )
+        users_B, lengths_B, known_B = plan.users[mine], plan.lengths[mine], self._ends_U[plan.users[mine]]
+        ends_B = known_B - (self.task == "retrieval")
+        return cut_windows(self.store, users_B, ends_B - lengths_B, ends_B, known_B, np.zeros_like(ends_B), self.task)
+
+
+class _Plan:
+    """One epoch: users in order, the tokens of each one's window, and where each global batch starts."""
+
+    def __init__(self, users: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
+        self.users, self.lengths, self.starts = users, lengths, starts
+
+
+def stochastic_lengths(lengths: np.ndarray, draws: np.ndarray, max_len: int, alpha: float) -> np.ndarray:
+    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with probability max_len^alpha / n^2, otherwise
+    its most recent max_len^(alpha/2) tokens are taken, so that attention costs about max_len^alpha instead of n^2."""
+    threshold = max(1, int(max_len ** (alpha / 2)))
+    stays = draws * lengths.astype(np.float64) ** 2 < max_len**alpha
+    return np.where((lengths > threshold) & ~stays, threshold, lengths)
+
+
+def _budget_starts(lengths: np.ndarray, budget: int) -> np.ndarray:
+    """First sample of each batch when batches are filled in order until the next window would not fit."""
+    ends = np.cumsum(lengths)
+    starts, at = [], 0
+    while at < lengths.size:
+        starts.append(at)
+        before = ends[at] - lengths[at]
+        at = max(at + 1, int(np.searchsorted(ends, before + budget, side="right")))
+    return np.array(starts, dtype=np.int64)
+
+
+def _unsigned(seed: int) -> int:
+    return seed & ((1 << 64) - 1)
+
+
+def evaluation_batches(
+    store: SequenceStore,
+    split: Literal["validation", "test"],
+    *,
+    max_len: int,
+    batch_size: int | None = None,
+    token_budget: int | None = None,
+    task: Task = "retrieval",
+    holdout: Split | None = None,
+) -> Iterator[JaggedBatch]:
+    """Every user that can be split, in store order, with the most recent `max_len` tokens before the end of the wanted part.
+
+    For retrieval the last token asks for the last held-out behaviour; for ranking the held-out behaviours are tokens themselves.
+    """
+    if split not in ("validation", "test"):
+        raise ValueError(f"split must be 'validation' or 'test', got {split!r}")
+    holdout = holdout or Split()
+    lengths_U = store.lengths_U
+    users = holdout.evaluated_users(lengths_U)
+    known = lengths_U[users] - (holdout.test if split == "validation" else 0)
+    asked_from = known - (holdout.validation if split == "validation" else holdout.test)
+    ends = known - (task == "retrieval")
+    begins = np.maximum(0, ends - max_len)
+    if token_budget is not None:
+        starts = _budget_starts(ends - begins, token_budget)
+    else:
+        starts = np.arange(0, users.size, batch_size or 128)
+    for begin, end in zip(starts, [*starts[1:], users.size], strict=True):
+        part = slice(begin, end)
+        yield cut_windows(store, users[part], begins[part], ends[part], known[part], asked_from[part], task)

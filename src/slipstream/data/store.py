@@ -1,0 +1,249 @@
+"""The sequence store: one user's behaviours after the other in Arrow IPC files, memory-mapped and read without a copy.
+
+A store is a directory of four files:
+
+    sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one `action:<name>` per action
+    items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one `feature:<name>` dictionary column each
+    users.arrow       the same for users
+    store.json        format, counts, order rule, filters, source, digest
+
+Every file holds a single record batch, so a column is one contiguous buffer of the mapping whatever its size.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from slipstream.errors import SlipstreamError
+from slipstream.files import read_json, write_json
+
+FORMAT = 1
+SEQUENCES, ITEMS, USERS, META = "sequences.arrow", "items.arrow", "users.arrow", "store.json"
+ACTION, FEATURE = "action:", "feature:"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A categorical column of a vocabulary. Code 0 means "not known"; known values count from 1 in ascending order of their label."""
+
+    codes: np.ndarray  # int64, one per row of the vocabulary
+    cardinality: int  # number of codes, 0 included
+    labels: pa.Array  # text of every code
+
+    @property
+    def codes_V(self) -> np.ndarray:
+        """The codes of an item feature, one per item."""
+        return self.codes
+
+    @property
+    def codes_U(self) -> np.ndarray:
+        """The codes of a user feature, one per user."""
+        return self.codes
+
+
+class Vocabulary:
+    """Original ids (int64 or text) and the rows that stand for them. Ids ascend, so a lookup is a binary search on the mapping."""
+
+    def __init__(self, ids: pa.Array, titles: pa.Array | None, noun: str) -> None:
+        self._ids, self._titles, self._noun = ids, titles, noun
+        self.numeric = pa.types.is_integer(ids.type)
+        self.ids_V = ids.to_numpy(zero_copy_only=True) if self.numeric else None
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def id(self, row: int) -> int | str:
+        """The original id of a row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self._noun} row {row} is outside 0 … {len(self) - 1}")
+        return self._ids[row].as_py()
+
+    def title(self, row: int) -> str | None:
+        """The title of a row, where the data has titles."""
+        return self._titles[row].as_py() if self._titles is not None else None
+
+    def find(self, original: int | str) -> int | None:
+        """The row of an original id, or None. Text is read as a number where the vocabulary holds numbers."""
+        key = _as_key(original, self.numeric)
+        if key is None:
+            return None
+        if self.ids_V is not None:
+            row = int(np.searchsorted(self.ids_V, key))
+            return row if row < len(self) and self.ids_V[row] == key else None
+        row = bisect_left(range(len(self)), key, key=lambda r: self._ids[r].as_py())
+        return row if row < len(self) and self._ids[row].as_py() == key else None
+
+    def row(self, original: int | str) -> int:
+        """The row of an original id; an unknown id is the user's error."""
+        row = self.find(original)
+        if row is None:
+            raise SlipstreamError(
+                f"{self._noun} '{original}' is not in this data; its {len(self):,} {self._noun} ids run from "
+                f"{self.id(0)} to {self.id(len(self) - 1)}"
+            )
+        return row
+
+
+def _as_key(original: int | str, numeric: bool) -> int | str | None:
+    if not numeric:
+        return str(original)
+    try:
+        key = int(original)
+    except ValueError:
+        return None
+    return key if -(1 << 63) <= key < 1 << 63 else None
+
+
+class SequenceStore:
+    """An opened store. Arrays are views of the mapped files: nothing is read before it is touched, nothing is copied."""
+
+    def __init__(
+        self, directory: Path, meta: dict[str, Any], sequences: pa.RecordBatch, items: pa.RecordBatch, users: pa.RecordBatch
+    ):
+        self.directory, self.meta = directory, meta
+        lists = {name: sequences.column(name) for name in sequences.schema.names if name != "user"}
+        self.offsets_U1: np.ndarray = lists["items"].offsets.to_numpy(zero_copy_only=True)
+        self.items_N: np.ndarray = lists["items"].values.to_numpy(zero_copy_only=True)
+        self.timestamps_N: np.ndarray = lists["timestamps"].values.to_numpy(zero_copy_only=True)
+        self.actions: dict[str, np.ndarray] = {
+            name.removeprefix(ACTION): column.values.to_numpy(zero_copy_only=True)
+            for name, column in lists.items()
+            if name.startswith(ACTION)
+        }
+        self.items, self.item_features = _vocabulary(items, "item")
+        self.users, self.user_features = _vocabulary(users, "user")
+
+    @classmethod
+    def open(cls, directory: str | Path) -> "SequenceStore":
+        """Map a store written by `slipstream data prepare`."""
+        directory = Path(directory)
+        if not (directory / META).is_file():
+            raise SlipstreamError(
+                f"{directory} holds no prepared data (no {META}); make it with `slipstream data prepare … --out {directory}`"
+            )
+        meta = read_json(directory / META)
+        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+            raise SlipstreamError(f"{directory} is not a store of format {FORMAT}; prepare the data again")
+        batches = [_map_batch(directory / name) for name in (SEQUENCES, ITEMS, USERS)]
+        try:
+            store = cls(directory, meta, *batches)
+        except (KeyError, pa.ArrowInvalid, AttributeError) as error:
+            raise SlipstreamError(f"{directory} does not have the columns of a store ({error}); prepare the data again") from error
+        found = {"users": store.num_users, "items": store.num_items, "behaviours": store.num_behaviours}
+        if found != {name: meta.get(name) for name in found}:
+            raise SlipstreamError(f"{directory} holds {found}, but its {META} says otherwise; prepare the data again")
+        return store
+
+    @property
+    def num_users(self) -> int:
+        return self.offsets_U1.size - 1
+
+    @property
+    def num_items(self) -> int:
+        return len(self.items)
+
+    @property
+    def num_behaviours(self) -> int:
+        return self.items_N.size
+
+    @property
+    def lengths_U(self) -> np.ndarray:
+        return np.diff(self.offsets_U1)
+
+    @property
+    def digest(self) -> str:
+        return str(self.meta["digest"])
+
+
+def _map_batch(path: Path) -> pa.RecordBatch:
+    try:
+        with pa.memory_map(str(path), "r") as source:
+            return pa.ipc.open_file(source).get_batch(0)
+    except FileNotFoundError as error:
+        raise SlipstreamError(f"{path} is missing; prepare the data again") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SlipstreamError(f"{path} is damaged ({error}); prepare the data again") from error
+
+
+def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str, Feature]]:
+    names = batch.schema.names
+    features = {}
+    for name in names:
+        if name.startswith(FEATURE):
+            column = batch.column(name)
+            codes = column.indices.to_numpy(zero_copy_only=True)
+            features[name.removeprefix(FEATURE)] = Feature(codes, len(column.dictionary), column.dictionary)
+    return Vocabulary(batch.column("id"), batch.column("title") if "title" in names else None, noun), features
+
+
+def write_store(
+    directory: Path,
+    offsets_U1: np.ndarray,
+    items_N: np.ndarray,
+    timestamps_N: np.ndarray,
+    actions: dict[str, np.ndarray],
+    items: pa.Table,
+    users: pa.Table,
+    meta: dict[str, Any],
+) -> None:
+    """Write the four files into `directory` (best a temporary one of `atomic_directory`); counts and digest join `meta`."""
+    offsets = pa.array(offsets_U1, type=pa.int64())
+    columns: dict[str, pa.Array] = {"user": pa.array(np.arange(offsets_U1.size - 1))}
+    values = {"items": items_N, "timestamps": timestamps_N} | {f"{ACTION}{name}": actions[name] for name in sorted(actions)}
+    for name, array in values.items():
+        columns[name] = pa.LargeListArray.from_arrays(offsets, pa.array(array))
+    _write_batch(directory / SEQUENCES, pa.record_batch(columns))
+    for name, table in ((ITEMS, items), (USERS, users)):
+        _write_batch(directory / name, table.combine_chunks().to_batches()[0])
+    counts = {"users": int(offsets_U1.size - 1), "items": items.num_rows, "behaviours": int(items_N.size)}
+    digest = content_digest(offsets_U1, values, items, users)
+    write_json(directory / META, {"format": FORMAT} | counts | meta | {"digest": digest})
+
+
+def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def content_digest(offsets_U1: np.ndarray, values: dict[str, np.ndarray], items: pa.Table, users: pa.Table) -> str:
+    """A digest of what the store says, whatever library or platform wrote it."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(name: str, chunks: Iterator[bytes | memoryview]) -> None:
+        digest.update(f"\0{name}\0".encode())
+        for chunk in chunks:
+            digest.update(chunk)
+
+    add("offsets", _array_bytes(offsets_U1))
+    for name in sorted(values):
+        add(name, _array_bytes(values[name]))
+    for noun, table in (("items", items), ("users", users)):
+        for name in table.schema.names:
+            add(f"{noun}.{name}", _column_bytes(table.column(name)))
+    return digest.hexdigest()
+
+
+def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
+    little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
+    yield memoryview(little).cast("B") if little.size else memoryview(b"")
+
+
+def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
+    """Bytes of a vocabulary column: numbers as they are, text as lengths and characters, dictionaries as codes and labels."""
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type):
+            yield from _array_bytes(chunk.indices.to_numpy())
+            yield from _column_bytes(pa.chunked_array([chunk.dictionary]))
+        elif pa.types.is_integer(chunk.type):
+            yield from _array_bytes(chunk.to_numpy())
+        else:
+            lengths = pa.compute.binary_length(chunk).cast(pa.int64()).fill_null(-1)
+            yield from _array_bytes(lengths.to_numpy())
+            yield "".join(text or "" for text in chunk.to_pylist()).encode()

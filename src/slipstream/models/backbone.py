@@ -1,0 +1,151 @@
+"""What HSTU, FuXi and SASRec share: the tokens' way through the layers, absolute positions, and the cached prefix.
+
+A layer is given the tokens, the `View` (who sees whom, and when things happened) and, where a prefix was computed before, its keys
+and values. Everything a token's output depends on lies before it, so a prefix computed once stays true whatever follows.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from slipstream.models.config import ModelConfig
+from slipstream.models.inputs import Layout
+from slipstream.models.jagged import join_order, leading_tokens, offsets_from_lengths, sequence_and_place
+from slipstream.ops.neighbours import dropout
+
+_PURPOSES = 8  # dropout places a layer may have; each draws its own mask
+_SEED_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class KV:
+    """One layer's keys and values of tokens already seen, with their times; sequence b owns `offsets_B1[b]:offsets_B1[b + 1]`."""
+
+    k_SHK: torch.Tensor
+    v_SHV: torch.Tensor
+    timestamps_S: torch.Tensor
+    offsets_B1: torch.Tensor
+
+    def first(self, keep_B: torch.Tensor) -> "KV":
+        """Only the first `keep_B[b]` tokens of each sequence."""
+        keep_B = torch.minimum(keep_B, self.offsets_B1.diff())
+        rows = leading_tokens(self.offsets_B1, keep_B)
+        return KV(self.k_SHK[rows], self.v_SHV[rows], self.timestamps_S[rows], offsets_from_lengths(keep_B))
+
+
+@dataclass(frozen=True)
+class View:
+    """What all layers of one forward share."""
+
+    q_offsets_B1: torch.Tensor
+    k_offsets_B1: torch.Tensor | None  # None: the queries' own offsets, nothing came before
+    query_timestamps_T: torch.Tensor
+    key_timestamps_S: torch.Tensor
+    token_ids_T: torch.Tensor
+    num_candidates_B: torch.Tensor | None
+    dropout_seed: int | None
+    join_S: torch.Tensor | None  # rows of cat([past, new]) in joined order; None: that order already
+
+    def join(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Each sequence's new rows behind its past ones."""
+        both = torch.cat([past, new])
+        return both if self.join_S is None else both.index_select(0, self.join_S)
+
+    def seed(self, layer: int, purpose: int = 0) -> int | None:
+        """A seed of its own for every place where dropout happens; None where none does."""
+        return None if self.dropout_seed is None else (self.dropout_seed + layer * _PURPOSES + purpose) & _SEED_MASK
+
+
+class Layer(nn.Module, ABC):
+    """A block of a backbone: `forward` gives the new tokens and the keys and values they and their past were attended with."""
+
+    @abstractmethod
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Called by the backbone, layer after layer."""
+
+
+class Backbone(nn.Module):
+    """Positions, input dropout, layers. `capacity` is the longest token stream, candidates counted as one."""
+
+    def __init__(self, config: ModelConfig, capacity: int, layers: Sequence[Layer], final_norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.capacity = capacity
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = final_norm
+        self.positions_PD: nn.Parameter | None = None
+        if config.position_embedding:
+            self.positions_PD = nn.Parameter(torch.empty(capacity, config.dim))
+            std = config.dim**-0.5
+            nn.init.trunc_normal_(self.positions_PD, std=std, a=-2 * std, b=2 * std)
+
+    def forward(
+        self, x_TD: torch.Tensor, layout: Layout, past: list[KV] | None = None, keep_kv: bool = False
+    ) -> tuple[torch.Tensor, list[KV]]:
+        """Hidden rows of the tokens handed in, and with `keep_kv` each layer's keys and values of all tokens but candidates."""
+        if past is not None and len(past) != len(self.layers):
+            raise ValueError(f"a past of {len(past)} layers cannot continue a model of {len(self.layers)}")
+        view = _view(layout, past)
+        if self.positions_PD is not None:
+            x_TD = x_TD + nn.functional.embedding(self._positions_T(view), self.positions_PD)
+        seed = view.seed(len(self.layers))
+        if seed is not None and self.config.input_dropout > 0:
+            x_TD = dropout(x_TD, p=self.config.input_dropout, seed=seed, token_ids_T=view.token_ids_T)
+        kept: list[KV] = []
+        for index, layer in enumerate(self.layers):
+            x_TD, (k_SHK, v_SHV) = layer(x_TD, view, None if past is None else past[index])
+            if keep_kv:
+                kept.append(_without_candidates(k_SHK, v_SHV, view))
+        return (x_TD if self.final_norm is None else self.final_norm(x_TD)), kept
+
+    def _positions_T(self, view: View) -> torch.Tensor:
+        """Each new token's place in its whole sequence; all candidates stand just after the history."""
+        sequence_T, place_T = sequence_and_place(view.q_offsets_B1)
+        k_offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
+        total_B = k_offsets_B1.diff()
+        position_T = place_T + (total_B - view.q_offsets_B1.diff())[sequence_T]
+        if view.num_candidates_B is not None:
+            position_T = torch.minimum(position_T, (total_B - view.num_candidates_B)[sequence_T])
+        if position_T.numel() and int(position_T.max()) >= self.capacity:
+            raise ValueError(
+                f"a sequence of {int(position_T.max()) + 1} tokens does not fit the model's {self.capacity} positions; "
+                "cut histories to max_len or train with a larger one"
+            )
+        return position_T
+
+
+def _view(layout: Layout, past: list[KV] | None) -> View:
+    if past is None:
+        if layout.past_lengths_B is not None and bool(layout.past_lengths_B.any()):
+            raise ValueError("the layout speaks of a past, but no keys and values of it were given")
+        k_offsets_B1, key_timestamps_S, join_S = None, layout.timestamps_T, None
+    else:
+        past_offsets_B1 = past[0].offsets_B1
+        if past_offsets_B1.numel() != layout.offsets_B1.numel():
+            raise ValueError(f"a past of {past_offsets_B1.numel() - 1} sequences, but {layout.offsets_B1.numel() - 1} new ones")
+        if layout.past_lengths_B is not None and not torch.equal(layout.past_lengths_B, past_offsets_B1.diff()):
+            raise ValueError("the layout's past lengths are not those of the keys and values given")
+        k_offsets_B1, order_S = join_order(past_offsets_B1, layout.offsets_B1)
+        join_S = order_S if past_offsets_B1.numel() > 2 else None
+        key_timestamps_S = torch.cat([past[0].timestamps_S, layout.timestamps_T]).index_select(0, order_S)
+    return View(
+        q_offsets_B1=layout.offsets_B1,
+        k_offsets_B1=k_offsets_B1,
+        query_timestamps_T=layout.query_timestamps_T,
+        key_timestamps_S=key_timestamps_S,
+        token_ids_T=layout.token_ids_T,
+        num_candidates_B=layout.num_candidates_B,
+        dropout_seed=layout.dropout_seed,
+        join_S=join_S,
+    )
+
+
+def _without_candidates(k_SHK: torch.Tensor, v_SHV: torch.Tensor, view: View) -> KV:
+    offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
+    whole = KV(k_SHK, v_SHV, view.key_timestamps_S, offsets_B1)
+    return whole if view.num_candidates_B is None else whole.first(offsets_B1.diff() - view.num_candidates_B)

@@ -1,0 +1,35 @@
+"""Index arithmetic over jagged tokens: offsets, places, and joining what came before with what is new."""
+
+import torch
+
+
+def offsets_from_lengths(lengths_B: torch.Tensor) -> torch.Tensor:
+    """[B + 1] int64 running sum that starts with 0."""
+    return torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))
+
+
+def sequence_and_place(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For every token the sequence it belongs to and its place in it, both int64 [T]."""
+    lengths_B = offsets_B1.diff()
+    sequence_T = torch.arange(lengths_B.numel(), device=offsets_B1.device).repeat_interleave(lengths_B)
+    place_T = torch.arange(sequence_T.numel(), device=offsets_B1.device) - offsets_B1[sequence_T]
+    return sequence_T, place_T
+
+
+def join_order(past_offsets_B1: torch.Tensor, new_offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How to lay each sequence's new tokens behind its past ones.
+
+    Returns the joined offsets and, for every joined token, its row in `torch.cat([past, new])`.
+    """
+    joined_offsets_B1 = past_offsets_B1 + new_offsets_B1
+    sequence_S, place_S = sequence_and_place(joined_offsets_B1)
+    past_length_S = past_offsets_B1.diff()[sequence_S]
+    from_past_S = past_offsets_B1[sequence_S] + place_S
+    from_new_S = past_offsets_B1[-1] + new_offsets_B1[sequence_S] + place_S - past_length_S
+    return joined_offsets_B1, torch.where(place_S < past_length_S, from_past_S, from_new_S)
+
+
+def leading_tokens(offsets_B1: torch.Tensor, keep_B: torch.Tensor) -> torch.Tensor:
+    """Rows of the first `keep_B[b]` tokens of every sequence, in order."""
+    sequence_T, place_T = sequence_and_place(offsets_B1)
+    return torch.nonzero(place_T < keep_B[sequence_T]).squeeze(1)

@@ -1,0 +1,61 @@
+"""SASRec as it is trained since 2023: pre-norm blocks of causal softmax attention and a two-layer feed-forward part.
+
+    x = x + dropout(W_o softmax(q·k / sqrt(dqk)) v)      x = x + dropout(W_2 dropout(act(W_1 LN(x))))
+
+Order comes from the absolute position embedding alone; a last norm follows the last block.
+"""
+
+import torch
+from torch import nn
+
+from slipstream.models.backbone import KV, Layer, View
+from slipstream.models.config import ModelConfig
+from slipstream.models.hstu import EPS
+from slipstream.ops.neighbours import dropout
+from slipstream.ops.softmax_attention import softmax_attention
+
+
+class SASRecLayer(Layer):
+    """One SASRec block."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.config, self.index = config, index
+        inner = max(1, round(config.dim * config.ffn_multiplier))
+        self.widths = [config.heads * config.dv] + [config.heads * config.dqk] * 2
+        self.attention_norm = nn.LayerNorm(config.dim, eps=EPS)
+        self.vqk = nn.Linear(config.dim, sum(self.widths))
+        self.output = nn.Linear(config.heads * config.dv, config.dim)
+        self.inner_norm = nn.LayerNorm(config.dim, eps=EPS)
+        self.up = nn.Linear(config.dim, inner)
+        self.down = nn.Linear(inner, config.dim)
+        self.activation = nn.functional.relu if config.activation == "relu" else nn.functional.gelu
+        for linear in (self.vqk, self.output, self.up, self.down):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        v_TF, q_TF, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
+        q_THK, k_SHK, v_SHV = (part.unflatten(1, (self.config.heads, -1)) for part in (q_TF, k_TF, v_TF))
+        if past is not None:
+            k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)
+        attended_THV = softmax_attention(
+            q_THK,
+            k_SHK,
+            v_SHV,
+            view.q_offsets_B1,
+            view.k_offsets_B1,
+            num_candidates_B=view.num_candidates_B,
+            scale=self.config.scale or self.config.dqk**-0.5,
+        )
+        x_TD = x_TD + self._dropout(self.output(attended_THV.flatten(1)), view, 0)
+        inner_TF = self._dropout(self.activation(self.up(self.inner_norm(x_TD))), view, 1)
+        return x_TD + self._dropout(self.down(inner_TF), view, 2), (k_SHK, v_SHV)
+
+    def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:
+        seed = view.seed(self.index, purpose)
+        if seed is None or self.config.dropout == 0:
+            return x_TF
+        return dropout(x_TF, p=self.config.dropout, seed=seed, token_ids_T=view.token_ids_T)

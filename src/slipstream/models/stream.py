@@ -1,0 +1,118 @@
+"""From behaviours to the token stream a backbone reads.
+
+    [user tokens] behaviour_0 (action_0) behaviour_1 (action_1) … [candidates]
+
+User features lead each sequence as tokens of their own, with time 0: they have no moment. Where a head wants actions, each
+behaviour is followed by its action token, which carries the behaviour's time; candidates come last and have none. A token's name
+for dropout derives from its behaviour's, so the same sequence draws the same masks in any batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from slipstream.models.config import TimeBias
+from slipstream.models.inputs import Layout, ModelInput
+from slipstream.models.jagged import offsets_from_lengths, sequence_and_place
+from slipstream.ops.counter_random import mix64
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tokens and their layout; `behaviour_T` says where each behaviour's own token stands (None: behaviours are all there is)."""
+
+    x_SD: torch.Tensor
+    layout: Layout
+    behaviour_T: torch.Tensor | None
+
+    def behaviours(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """One row per behaviour, user and action tokens left out."""
+        return hidden_SD if self.behaviour_T is None else hidden_SD.index_select(0, self.behaviour_T)
+
+
+def token_rows(rows: dict[str, torch.Tensor], names: Sequence[str], factor: float) -> torch.Tensor:
+    """The sum of several features' rows, scaled as they enter the model."""
+    missing = [name for name in names if name not in rows]
+    if missing:
+        raise ValueError(f"the model was built with '{missing[0]}', but no rows of that name were given")
+    total = rows[names[0]]
+    for name in names[1:]:
+        total = total + rows[name]
+    return total * factor
+
+
+def lay_out(
+    given: ModelInput,
+    behaviours_TD: torch.Tensor,
+    time_bias: TimeBias,
+    users: Sequence[torch.Tensor] = (),
+    actions_TD: torch.Tensor | None = None,
+) -> Stream:
+    """The stream of one batch. `users` are [B, D] each; `actions_TD` has a row per behaviour, those of candidates are not read."""
+    sequence_T, place_T = sequence_and_place(given.offsets_B1)
+    lengths_B = given.offsets_B1.diff()
+    history_B = lengths_B if given.num_candidates_B is None else lengths_B - given.num_candidates_B
+    in_history_T = place_T < history_B[sequence_T]
+    looks_from_T = torch.where(in_history_T, given.next_timestamps_T, given.timestamps_T)
+    layout = Layout(
+        offsets_B1=given.offsets_B1,
+        timestamps_T=given.timestamps_T,
+        query_timestamps_T=looks_from_T if time_bias == "next" else given.timestamps_T,
+        token_ids_T=given.token_ids_T,
+        dropout_seed=given.dropout_seed,
+        num_candidates_B=given.num_candidates_B,
+    )
+    if not users and actions_TD is None:
+        return Stream(behaviours_TD, layout, None)
+    stride = 1 if actions_TD is None else 2
+    offsets_B1 = offsets_from_lengths(len(users) + lengths_B + (stride - 1) * history_B)
+    steps_T = place_T + (stride - 1) * torch.minimum(place_T, history_B[sequence_T])
+    behaviour_T = offsets_B1[sequence_T] + len(users) + steps_T
+    stream = _Writer(offsets_B1, behaviours_TD)
+    own_ids_T = given.token_ids_T * stride
+    if actions_TD is None:
+        stream.write(behaviour_T, behaviours_TD, given.timestamps_T, layout.query_timestamps_T, own_ids_T)
+    else:
+        # The token after a behaviour is its own action, at the same moment; the one after an action is the next behaviour.
+        stream.write(behaviour_T, behaviours_TD, given.timestamps_T, given.timestamps_T, own_ids_T)
+        past_T = torch.nonzero(in_history_T).squeeze(1)
+        times_H, looks_H = given.timestamps_T[past_T], layout.query_timestamps_T[past_T]
+        stream.write(behaviour_T[past_T] + 1, actions_TD.index_select(0, past_T), times_H, looks_H, own_ids_T[past_T] + 1)
+    _write_users(stream, users, given)
+    return Stream(stream.x_SD, replace(layout, **stream.columns()), behaviour_T)
+
+
+class _Writer:
+    """Collects the columns of a stream, each token written to its place once."""
+
+    def __init__(self, offsets_B1: torch.Tensor, like_TD: torch.Tensor) -> None:
+        size = int(offsets_B1[-1])
+        self.offsets_B1 = offsets_B1
+        self.x_SD = like_TD.new_zeros(size, like_TD.shape[1])
+        self.timestamps_S, self.looks_from_S, self.ids_S = (offsets_B1.new_zeros(size) for _ in range(3))
+
+    def write(
+        self, at: torch.Tensor, x: torch.Tensor, times: torch.Tensor, looks_from: torch.Tensor, ids: torch.Tensor
+    ) -> None:
+        self.x_SD = self.x_SD.index_copy(0, at, x)
+        self.timestamps_S[at], self.looks_from_S[at], self.ids_S[at] = times, looks_from, ids
+
+    def columns(self) -> dict[str, torch.Tensor]:
+        return {
+            "offsets_B1": self.offsets_B1,
+            "timestamps_T": self.timestamps_S,
+            "query_timestamps_T": self.looks_from_S,
+            "token_ids_T": self.ids_S,
+        }
+
+
+def _write_users(stream: _Writer, users: Sequence[torch.Tensor], given: ModelInput) -> None:
+    """User tokens take their names from the sequence's first behaviour: they are drawn alike in any batch."""
+    starts_B, nothing_B = given.offsets_B1[:-1], torch.zeros_like(given.offsets_B1[:-1])
+    first_ids_B = nothing_B.clone()
+    filled_B = given.offsets_B1.diff() > 0
+    first_ids_B[filled_B] = given.token_ids_T[starts_B[filled_B]]
+    for place, rows_BD in enumerate(users):
+        names_B = mix64(mix64(first_ids_B) + place + 1)
+        stream.write(stream.offsets_B1[:-1] + place, rows_BD, nothing_B, nothing_B, names_B)

@@ -1,0 +1,137 @@
+"""Row operators of embedding tables: deduplicated gather, gradient coalescing, row-wise Adagrad and Adam.
+
+A batch names the same key many times. `unique_keys` finds the distinct ones, `take_rows` spreads their rows over the tokens (its
+backward is a segment sum in a fixed order, without atomics), and the optimisers touch each row once. The `_from_tokens_` entries do
+sort, segment sum and update in one pass over token gradients.
+"""
+
+import torch
+
+from slipstream.ops import backend as backends
+from slipstream.ops import operand_checks, rows_reference
+
+
+def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(unique_U sorted ascending, inverse_T) of int64 keys: unique_U[inverse_T] == keys_T."""
+    operand_checks.integers("keys", keys_T, shape=(None,), device=keys_T.device)
+    return rows_reference.unique_keys(keys_T)
+
+
+def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+    """rows_UD[index_T]; differentiable, backward sums each row's gradients in a fixed order."""
+    operand_checks.floating("rows", rows_UD, dims=2)
+    operand_checks.index("index", index_T, rows_UD.shape[0], shape=(None,), device=rows_UD.device)
+    backends.choose(backend, rows_UD, has_native=False)
+    return rows_reference.take_rows(rows_UD, index_T)
+
+
+def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int, *, backend: str | None = None) -> torch.Tensor:
+    """[num_unique, D]: the sum of the token gradients that share a place in `inverse_T`."""
+    operand_checks.floating("grads", grads_TD, dims=2)
+    operand_checks.not_negative("num_unique", num_unique)
+    operand_checks.index("inverse", inverse_T, num_unique, shape=(grads_TD.shape[0],), device=grads_TD.device)
+    backends.choose(backend, grads_TD, has_native=False)
+    return rows_reference.coalesce(grads_TD, inverse_T, num_unique)
+
+
+@torch.no_grad()
+def rowwise_adagrad_(
+    weights_ND: torch.Tensor,
+    state_N: torch.Tensor,
+    rows_U: torch.Tensor,
+    grads_UD: torch.Tensor,
+    *,
+    lr: float,
+    eps: float,
+    backend: str | None = None,
+) -> None:
+    """state += mean_d(g^2); w -= lr * g / (sqrt(state) + eps); in place, touched rows only, each row at most once."""
+    _check_table(weights_ND, rows_U, grads_UD)
+    operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
+    _check_once(rows_U)
+    backends.choose(backend, weights_ND, has_native=False)
+    rows_reference.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
+
+
+@torch.no_grad()
+def rowwise_adam_(
+    weights_ND: torch.Tensor,
+    m_ND: torch.Tensor,
+    v_N: torch.Tensor,
+    steps_N: torch.Tensor,
+    rows_U: torch.Tensor,
+    grads_UD: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    backend: str | None = None,
+) -> None:
+    """Adam with one second moment and one step count a row; in place, touched rows only, each row at most once."""
+    _check_table(weights_ND, rows_U, grads_UD)
+    operand_checks.like("m", m_ND, "weights", weights_ND, tuple(weights_ND.shape))
+    operand_checks.like("v", v_N, "weights", weights_ND, (weights_ND.shape[0],))
+    operand_checks.integers("steps", steps_N, shape=(weights_ND.shape[0],), device=weights_ND.device)
+    _check_betas(betas)
+    _check_once(rows_U)
+    backends.choose(backend, weights_ND, has_native=False)
+    rows_reference.rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr, betas, eps)
+
+
+@torch.no_grad()
+def rowwise_adagrad_from_tokens_(
+    weights_ND: torch.Tensor,
+    state_N: torch.Tensor,
+    rows_T: torch.Tensor,
+    grads_TD: torch.Tensor,
+    *,
+    lr: float,
+    eps: float,
+    backend: str | None = None,
+) -> None:
+    """`rowwise_adagrad_` of token gradients: rows may repeat, their gradients are summed first."""
+    _check_table(weights_ND, rows_T, grads_TD)
+    operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
+    backends.choose(backend, weights_ND, has_native=False)
+    rows_U, inverse_T = rows_reference.unique_keys(rows_T)
+    grads_UD = rows_reference.coalesce(grads_TD, inverse_T, rows_U.numel())
+    rows_reference.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
+
+
+@torch.no_grad()
+def rowwise_adam_from_tokens_(
+    weights_ND: torch.Tensor,
+    m_ND: torch.Tensor,
+    v_N: torch.Tensor,
+    steps_N: torch.Tensor,
+    rows_T: torch.Tensor,
+    grads_TD: torch.Tensor,
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    backend: str | None = None,
+) -> None:
+    """`rowwise_adam_` of token gradients: rows may repeat, their gradients are summed first."""
+    _check_table(weights_ND, rows_T, grads_TD)
+    rows_U, inverse_T = unique_keys(rows_T)
+    grads_UD = coalesce(grads_TD, inverse_T, rows_U.numel(), backend=backend)
+    rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr=lr, betas=betas, eps=eps, backend=backend)
+
+
+def _check_table(weights_ND: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
+    operand_checks.floating("weights", weights_ND, dims=2)
+    operand_checks.index("rows", rows_U, weights_ND.shape[0], shape=(None,), device=weights_ND.device)
+    operand_checks.like("grads", grads_UD, "weights", weights_ND, (rows_U.shape[0], weights_ND.shape[1]))
+
+
+def _check_betas(betas: tuple[float, float]) -> None:
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f"betas must be two numbers, each at least 0 and below 1, got {betas}")
+
+
+def _check_once(rows_U: torch.Tensor) -> None:
+    """Rows in ascending order (as unique_keys gives them) pass after one cheap look; others are counted."""
+    ascending = rows_U.numel() < 2 or bool((rows_U[1:] > rows_U[:-1]).all())
+    if not ascending and torch.unique(rows_U).numel() != rows_U.numel():
+        raise ValueError("rows holds the same row twice; sum its gradients first (coalesce) or use the _from_tokens_ entry")

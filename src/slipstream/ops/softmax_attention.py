@@ -1,0 +1,107 @@
+"""Causal softmax attention over jagged tokens, for SASRec.
+
+The plain loop over sequences is the oracle and serves cached prefixes and candidates. Training (every token a query, no candidates)
+takes a faster road through torch's own fused kernel: sequences of similar length share a padded batch. Padding stands behind the
+real tokens, where causality keeps it out of sight, and how far a sequence is padded depends on its own length alone, so its result
+does not depend on its company.
+"""
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+_STEP = 32  # lengths are rounded up to a multiple of this; one padded batch for each
+
+
+def softmax_attention(
+    q_THK: torch.Tensor,
+    k_SHK: torch.Tensor,
+    v_SHV: torch.Tensor,
+    q_offsets_B1: torch.Tensor,
+    k_offsets_B1: torch.Tensor | None = None,
+    *,
+    num_candidates_B: torch.Tensor | None = None,
+    scale: float,
+) -> torch.Tensor:
+    """out_i = sum over visible j of softmax_j(scale * q_i·k_j) v_j, [T, H, V].
+
+    The queries are the tail of the keys. The last `num_candidates_B[b]` keys of sequence b are candidates: each sees the history and
+    itself only. Differentiable in q, k and v.
+    """
+    k_offsets_B1 = q_offsets_B1 if k_offsets_B1 is None else k_offsets_B1
+    _check(q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1)
+    if num_candidates_B is not None or not torch.equal(q_offsets_B1, k_offsets_B1):
+        return softmax_attention_reference(
+            q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1, num_candidates_B=num_candidates_B, scale=scale
+        )
+    return _grouped(q_THK, k_SHK, v_SHV, q_offsets_B1, scale)
+
+
+def softmax_attention_reference(
+    q_THK: torch.Tensor,
+    k_SHK: torch.Tensor,
+    v_SHV: torch.Tensor,
+    q_offsets_B1: torch.Tensor,
+    k_offsets_B1: torch.Tensor,
+    *,
+    num_candidates_B: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """The same, one sequence after the other, by the formula."""
+    q_starts, k_starts = q_offsets_B1.tolist(), k_offsets_B1.tolist()
+    candidates = [0] * (len(q_starts) - 1) if num_candidates_B is None else num_candidates_B.tolist()
+    outs = [q_THK.new_zeros(0, q_THK.shape[1], v_SHV.shape[2])]
+    for b, num_candidates in enumerate(candidates):
+        q = q_THK[q_starts[b] : q_starts[b + 1]].transpose(0, 1)
+        k = k_SHK[k_starts[b] : k_starts[b + 1]].permute(1, 2, 0)
+        v = v_SHV[k_starts[b] : k_starts[b + 1]].transpose(0, 1)
+        visible = _visible(q.shape[1], v.shape[1], num_candidates, q.device)
+        weights = (scale * (q @ k)).masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        outs.append((weights @ v).transpose(0, 1))
+    return torch.cat(outs)
+
+
+def _visible(num_queries: int, num_keys: int, num_candidates: int, device: torch.device) -> torch.Tensor:
+    """bool [queries, keys]: a history token sees what came before and itself, a candidate the history and itself."""
+    place_Q1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
+    place_K = torch.arange(num_keys, device=device)
+    return (place_K == place_Q1) | ((place_K < place_Q1) & (place_K < num_keys - num_candidates))
+
+
+def _grouped(
+    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, offsets_B1: torch.Tensor, scale: float
+) -> torch.Tensor:
+    width, value_width = q_THK.shape[2], v_THV.shape[2]
+    if width != value_width:  # the fused kernel wants one width; zeros add nothing
+        wide = max(width, value_width)
+        q_THK, k_THK, v_THV = (pad(x, (0, wide - x.shape[2])) for x in (q_THK, k_THK, v_THV))
+    out_THV = torch.zeros_like(v_THV)
+    lengths_B = offsets_B1.diff()
+    padded_B = (lengths_B + _STEP - 1) // _STEP * _STEP
+    for padded in padded_B.unique().tolist():
+        if padded == 0:
+            continue
+        members_G = torch.nonzero(padded_B == padded).squeeze(1)
+        place_N = torch.arange(padded, device=offsets_B1.device)
+        real_GN = place_N < lengths_B[members_G].unsqueeze(1)
+        rows_GN = torch.where(real_GN, offsets_B1[members_G].unsqueeze(1) + place_N, 0)
+        q, k, v = (x.index_select(0, rows_GN.flatten()).unflatten(0, rows_GN.shape) for x in (q_THK, k_THK, v_THV))
+        group_GNHV = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale
+        ).transpose(1, 2)
+        out_THV = out_THV.index_copy(0, rows_GN[real_GN], group_GNHV[real_GN])
+    return out_THV[:, :, :value_width]
+
+
+def _check(
+    q_THK: torch.Tensor, k_SHK: torch.Tensor, v_SHV: torch.Tensor, q_offsets_B1: torch.Tensor, k_offsets_B1: torch.Tensor
+) -> None:
+    if q_THK.dim() != 3 or k_SHK.dim() != 3 or v_SHV.dim() != 3:
+        raise ValueError("q, k and v must be [tokens, heads, width]")
+    if q_THK.shape[1:] != k_SHK.shape[1:] or k_SHK.shape[:2] != v_SHV.shape[:2]:
+        raise ValueError(f"q {tuple(q_THK.shape)}, k {tuple(k_SHK.shape)} and v {tuple(v_SHV.shape)} do not belong together")
+    if q_offsets_B1.shape != k_offsets_B1.shape:
+        raise ValueError("queries and keys must hold the same number of sequences")
+    if int(q_offsets_B1[-1]) != q_THK.shape[0] or int(k_offsets_B1[-1]) != k_SHK.shape[0]:
+        raise ValueError("offsets must end at the number of tokens")
+    if bool((q_offsets_B1.diff() > k_offsets_B1.diff()).any()):
+        raise ValueError("a sequence has more queries than keys; the queries must be the tail of the keys")

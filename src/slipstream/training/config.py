@@ -1,0 +1,134 @@
+"""The recipe: everything that decides what a run computes, typed, with unknown keys refused.
+
+A run is a function of (recipe, store). The descriptions of the fields are their documentation and what `--help` shows.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from slipstream.data.sampler import SamplerConfig, Split
+from slipstream.models.config import ModelConfig
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: no unknown keys, no changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RankingTask(Section):
+    """One action the ranking model predicts."""
+
+    column: str = Field(description="action column of the store this task reads")
+    threshold: float = Field(0.5, description="the action happened where the column is at least this")
+    weight: Positive = Field(1.0, description="weight of this task in the summed loss")
+
+
+class LossConfig(Section):
+    """What the model is asked to get right."""
+
+    kind: Literal["sampled_softmax", "shared_softmax", "full_softmax", "bce"] = Field(
+        "sampled_softmax",
+        description="sampled_softmax: own negatives per token; shared_softmax: one set of negatives per step; "
+        "full_softmax: the whole catalogue; bce: binary, with negatives for retrieval, per action for ranking",
+    )
+    negatives: int = Field(128, ge=1, description="negatives per token (or per step when shared)")
+    sampling: Literal["uniform", "popularity"] = Field("uniform", description="how negatives are drawn from the catalogue")
+    popularity_power: float = Field(1.0, ge=0, description="popularity sampling draws an item by its training count to this power")
+    log_q: bool = Field(True, description="correct popularity-drawn logits by the logarithm of how likely each item was drawn")
+    temperature: Positive = Field(0.05, description="logits are divided by it")
+    normalize: bool = Field(True, description="compare directions: L2-normalise hidden states and item rows before the dot product")
+
+
+class OptimizerConfig(Section):
+    """AdamW for the dense part; the schedule scales the tables' learning rate too."""
+
+    lr: Positive = Field(1e-3, description="learning rate of the dense parameters")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
+    eps: Positive = Field(1e-8, description="AdamW's guard against division by zero")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the dense parameters")
+    clip_norm: Positive | None = Field(None, description="clip the global norm of the dense gradients (rows of tables are not clipped)")
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rates rise linearly from zero")
+    decay: Literal["constant", "cosine"] = Field("constant", description="what the learning rates do after the warm-up")
+    final_fraction: float = Field(0.0, ge=0, le=1, description="share of the learning rate left at the end of a cosine decay")
+
+
+class TablesConfig(Section):
+    """How embedding rows begin and move."""
+
+    rule: Literal["rowwise_adagrad", "rowwise_adam", "adamw"] = Field(
+        "rowwise_adam", description="rowwise_* move only the rows of the batch; adamw moves every row at every step (small tables)"
+    )
+    lr: Positive = Field(1e-3, description="learning rate of the rows, scaled by the same schedule as the dense one")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="decay rates of the two moments (adam rules)")
+    eps: Positive = Field(1e-8, description="guard against division by zero")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (rule adamw only)")
+    init_scale: Positive = Field(0.035, description="rows start uniformly between minus and plus this")
+
+
+class TrainConfig(Section):
+    """How long, how often, and what is kept."""
+
+    epochs: int = Field(101, ge=1, description="passes over the training part of the store")
+    max_steps: int | None = Field(None, ge=1, description="stop after exactly this many steps, whatever the epochs say")
+    evaluate_every: int = Field(1, ge=0, description="evaluate the held-out validation behaviour every so many epochs; 0 never")
+    metric: str | None = Field(
+        None, description="validation figure to maximise, names joined by +; default HR@10+NDCG@10, or the AUC of all ranking tasks"
+    )
+    patience: int | None = Field(None, ge=1, description="stop after so many evaluations in a row without a better figure")
+    checkpoint_every: int = Field(200, ge=1, description="steps between checkpoints (one is also written after each evaluation)")
+    keep_last: int = Field(2, ge=1, description="checkpoints kept besides the best one")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: what torch chooses. Bitwise repetition needs the same count")
+    log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
+    tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
+    schedule: Literal["synchronous"] = Field("synchronous", description="how lookups, compute and updates are laid over time")
+
+
+class Recipe(Section):
+    """One run, complete."""
+
+    name: str = Field(description="name of the recipe; the default run directory is runs/<name>")
+    data: str | None = Field(None, description="directory of the sequence store")
+    task: Literal["retrieval", "ranking"] = Field("retrieval", description="predict the next item, or an item's actions")
+    tasks: dict[str, RankingTask] = Field(default_factory=dict, description="ranking: name of each predicted action and where it is read")
+    seed: int = Field(42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the network")
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="how behaviours become batches")
+    split: Split = Field(default_factory=Split, description="behaviours held out at the end of each user's log")
+    item_features: tuple[str, ...] = Field((), description="categorical item columns that join the item's token")
+    user_features: tuple[str, ...] = Field((), description="categorical user columns that lead the sequence as tokens")
+    loss: LossConfig = Field(default_factory=LossConfig, description="the objective")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="dense optimiser and learning-rate schedule")
+    tables: TablesConfig = Field(default_factory=TablesConfig, description="embedding rows")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="length, evaluation, checkpoints")
+
+    @model_validator(mode="after")
+    def _task_fits_loss(self) -> "Recipe":
+        if self.task == "ranking" and not self.tasks:
+            raise ValueError("task 'ranking' needs tasks: name at least one action, for example tasks.click.column=is_click")
+        if self.task == "ranking" and self.loss.kind != "bce":
+            raise ValueError("task 'ranking' predicts actions, so its loss.kind must be bce")
+        if self.task == "retrieval" and self.tasks:
+            raise ValueError("tasks are for task 'ranking'; a retrieval recipe has none")
+        return self
+
+
+def trained_digest(recipe: Recipe) -> str:
+    """Digest of everything that decides the numbers a run computes; bookkeeping (names, places, how often to save) stays out."""
+    content = recipe.model_dump(mode="json", exclude={"name", "data"})
+    for key in ("checkpoint_every", "keep_last", "log_every", "tensorboard"):
+        content["train"].pop(key)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def network_digest(recipe: Recipe) -> str:
+    """Digest of what decides the shapes and meaning of the weights: enough to know whether a checkpoint fits a recipe's model."""
+    content = recipe.model_dump(mode="json", include={"task", "tasks", "model", "item_features", "user_features"})
+    content["rule"] = recipe.tables.rule
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""The plain synchronous loop: gather, forward, backward, apply, step. Every other schedule is held against it.
+
+`train_step` is the oracle; `run_loop` adds only what must happen between steps: evaluation at the end of an epoch, early stopping,
+checkpoints, and a clean end when asked to stop.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.sampler import TrainingSampler
+from slipstream.errors import SlipstreamError, did_you_mean
+from slipstream.training.config import Recipe
+from slipstream.training.optimizers import schedule_factor, step_dense
+from slipstream.training.recommender import Recommender
+
+
+def train_step(
+    recommender: Recommender, optimizer: torch.optim.AdamW, batch: JaggedBatch, step: int, total_steps: int
+) -> tuple[float, int]:
+    """One step (counted from 0), in place: the summed loss before it, and the count of supervised tokens."""
+    recipe = recommender.recipe
+    factor = schedule_factor(recipe.optimizer, step, total_steps)
+    gathered = recommender.gather(batch, step)
+    loss, count = recommender.loss_sum(batch, step, gathered)
+    (loss / max(count, 1)).backward()
+    recommender.tables.apply(gathered.lookups, recipe.tables.lr * factor)
+    step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
+    return float(loss.detach()), count
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with every checkpoint."""
+
+    step: int = 0  # steps done
+    epochs_done: int = 0
+    epoch_step: int = 0  # steps done in the running epoch
+    loss_sum: float = 0.0  # since the last line of metrics
+    loss_count: int = 0
+    best_value: float | None = None
+    best_step: int | None = None
+    worse_evaluations: int = 0  # in a row
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best_metrics: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Hooks:
+    """What the run around the loop does with its events."""
+
+    evaluate: Callable[[], dict[str, float]] | None
+    on_step: Callable[[Progress, JaggedBatch], None]
+    on_log: Callable[[Progress, dict[str, Any]], None]
+    on_evaluation: Callable[[Progress, bool], None]
+    save: Callable[[Progress], None]
+    stop: threading.Event
+
+
+def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
+    """Steps a run takes when nothing stops it early (an estimate where batches are cut by token budget)."""
+    by_epochs = recipe.train.epochs * steps_per_epoch
+    return by_epochs if recipe.train.max_steps is None else min(by_epochs, recipe.train.max_steps)
+
+
+def run_loop(
+    recommender: Recommender, optimizer: torch.optim.AdamW, sampler: TrainingSampler, progress: Progress, hooks: Hooks
+) -> str:
+    """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`. Every way out has saved."""
+    recipe = recommender.recipe
+    steps = total_steps(recipe, sampler.steps_per_epoch)
+    while not _done(recipe, progress):
+        if _patience_is_over(recipe, progress):
+            return "stopped early"
+        batch = sampler.next_batch()
+        loss, count = train_step(recommender, optimizer, batch, progress.step, steps)
+        epoch_ended = _advance(progress, sampler, loss, count)
+        hooks.on_step(progress, batch)
+        if progress.step % recipe.train.log_every == 0:
+            lr = recipe.optimizer.lr * schedule_factor(recipe.optimizer, progress.step - 1, steps)
+            hooks.on_log(progress, {"loss": progress.loss_sum / max(progress.loss_count, 1), "lr": lr})
+            progress.loss_sum, progress.loss_count = 0.0, 0
+        last, evaluated = _done(recipe, progress), False
+        if hooks.evaluate is not None and _evaluation_is_due(recipe, progress, epoch_ended, last):
+            hooks.on_evaluation(progress, _judge(recipe, progress, hooks.evaluate()))
+            evaluated = True
+        stopping = hooks.stop.is_set() and not last
+        if evaluated or last or stopping or progress.step % recipe.train.checkpoint_every == 0:
+            hooks.save(progress)
+        if stopping:
+            return "interrupted"
+    return "finished"
+
+
+def _advance(progress: Progress, sampler: TrainingSampler, loss: float, count: int) -> bool:
+    """Count one finished step; says whether it ended an epoch."""
+    progress.step += 1
+    progress.epoch_step += 1
+    progress.loss_sum += loss
+    progress.loss_count += count
+    ended = sampler.epoch > progress.epochs_done
+    if ended:
+        progress.epochs_done, progress.epoch_step = progress.epochs_done + 1, 0
+    return ended
+
+
+def _done(recipe: Recipe, progress: Progress) -> bool:
+    by_steps = recipe.train.max_steps is not None and progress.step >= recipe.train.max_steps
+    return by_steps or progress.epochs_done >= recipe.train.epochs
+
+
+def _patience_is_over(recipe: Recipe, progress: Progress) -> bool:
+    return recipe.train.patience is not None and progress.worse_evaluations >= recipe.train.patience
+
+
+def _evaluation_is_due(recipe: Recipe, progress: Progress, epoch_ended: bool, last: bool) -> bool:
+    every = recipe.train.evaluate_every
+    return every > 0 and (last or (epoch_ended and progress.epochs_done % every == 0))
+
+
+def _judge(recipe: Recipe, progress: Progress, metrics: dict[str, float]) -> bool:
+    """Note an evaluation; says whether it is the best so far."""
+    value = figure_of_merit(recipe, metrics)
+    progress.metrics = metrics
+    if progress.best_value is not None and not value > progress.best_value:
+        progress.worse_evaluations += 1
+        return False
+    progress.best_value, progress.best_step, progress.best_metrics, progress.worse_evaluations = value, progress.step, metrics, 0
+    return True
+
+
+def figure_of_merit(recipe: Recipe, metrics: dict[str, float]) -> float:
+    """The one number early stopping maximises: the recipe's metric, or HR@10+NDCG@10, or the sum of the ranking tasks' AUCs."""
+    if recipe.train.metric is None and recipe.task == "ranking":
+        names = [name for name in metrics if "AUC" in name and "GAUC" not in name] or ["AUC"]
+    else:
+        names = [name.strip() for name in (recipe.train.metric or "HR@10+NDCG@10").split("+")]
+    for name in names:
+        if name not in metrics:
+            raise SlipstreamError(f"evaluation gives no figure '{name}' to choose the best epoch by{did_you_mean(name, metrics)}")
+    return sum(metrics[name] for name in names)

@@ -1,0 +1,83 @@
+"""Negatives by name, not by state: item r of token t at step s is a pure function of (seed, s, token name, r).
+
+So micro-batches, ranks and resumed runs draw the very same negatives. `uniform` draws every item alike; `popularity` draws by
+(a power of) how often an item occurs in the training part, through Walker's alias method with integer thresholds, and knows the
+logarithm of each item's probability for the logQ correction.
+"""
+
+import numpy as np
+import torch
+
+from slipstream.ops import counter_random
+
+_DRAWN_AT_ONCE = 1 << 16  # numbers per chunk: the passes of the mixer then stay in cache
+_LOW_32 = (1 << 32) - 1
+
+
+class UniformNegatives:
+    """Every item alike; log_q is a constant and cancels in the softmax, so there is none."""
+
+    log_q_N: torch.Tensor | None = None
+
+    def __init__(self, num_items: int) -> None:
+        self.num_items = num_items
+
+    def pick(self, bits: torch.Tensor) -> torch.Tensor:
+        """Items for random 64-bit values: the top 32 bits scaled to the catalogue."""
+        return bits.bitwise_right_shift_(32).bitwise_and_(_LOW_32).mul_(self.num_items).bitwise_right_shift_(32)
+
+
+class PopularityNegatives(UniformNegatives):
+    """Items by weight, O(1) a draw: the top bits choose a column of the alias table, the low bits choose between its two items."""
+
+    def __init__(self, weights_N: np.ndarray) -> None:
+        super().__init__(len(weights_N))
+        share_N = np.asarray(weights_N, dtype=np.float64)
+        if len(share_N) == 0 or not np.all(np.isfinite(share_N)) or share_N.min() < 0 or share_N.sum() <= 0:
+            raise ValueError("popularity weights must be finite, not negative, and not all zero")
+        share_N = share_N / share_N.sum()
+        threshold_N, alias_N = alias_table(share_N)
+        self.threshold_N, self.alias_N = torch.from_numpy(threshold_N), torch.from_numpy(alias_N)
+        with np.errstate(divide="ignore"):
+            self.log_q_N = torch.from_numpy(np.log(share_N))
+
+    def pick(self, bits: torch.Tensor) -> torch.Tensor:
+        low = bits & _LOW_32
+        column = super().pick(bits)
+        return torch.where(low < self.threshold_N[column], column, self.alias_N[column])
+
+
+def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Walker's table: column n yields n when 32 random bits are below threshold[n], otherwise alias[n]."""
+    n = len(share_N)
+    load_N = share_N * n
+    threshold_N, alias_N = np.full(n, 1 << 32, dtype=np.int64), np.arange(n, dtype=np.int64)
+    small = [i for i in range(n) if load_N[i] < 1.0]
+    large = [i for i in range(n) if load_N[i] >= 1.0]
+    while small and large:
+        light, heavy = small.pop(), large[-1]
+        threshold_N[light], alias_N[light] = round(load_N[light] * (1 << 32)), heavy
+        load_N[heavy] -= 1.0 - load_N[light]
+        if load_N[heavy] < 1.0:
+            small.append(large.pop())
+    return threshold_N, alias_N
+
+
+def training_counts(items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, held_out: int) -> np.ndarray:
+    """How often each item occurs before the last `held_out` behaviours of each user."""
+    ends_U = np.maximum(offsets_U1[1:] - held_out, offsets_U1[:-1])
+    steps = np.zeros(len(items_N) + 1, dtype=np.int64)
+    np.add.at(steps, offsets_U1[:-1], 1)
+    np.add.at(steps, ends_U, -1)
+    in_training_N = np.cumsum(steps[:-1]) > 0
+    return np.bincount(items_N[in_training_N], minlength=num_items)
+
+
+def draw(sampler: UniformNegatives, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [T, count]: the negatives of the tokens named `token_ids_T`."""
+    negatives_TR = torch.empty(token_ids_T.numel(), count, dtype=torch.int64)
+    rows = max(1, _DRAWN_AT_ONCE // count)
+    for start in range(0, token_ids_T.numel(), rows):
+        part = slice(start, start + rows)
+        negatives_TR[part] = sampler.pick(counter_random.random_bits(seed, token_ids_T[part], count))
+    return negatives_TR

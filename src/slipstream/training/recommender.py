@@ -1,0 +1,167 @@
+"""A recommender: the dense model, its embedding tables, and how a batch's keys, negatives and loss hang together.
+
+Every number it draws has a name: dropout hangs on (seed, step, token), negatives on (seed, step, token), so any cut of a batch gives
+the same sums. Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queries_SD`, `catalogue_ND`, `predict_SA`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.store import SequenceStore
+from slipstream.models.build import build_model
+from slipstream.models.inputs import ModelInput
+from slipstream.ops.counter_random import derive_seed
+from slipstream.tables.collection import Lookups, TableCollection
+from slipstream.tables.memory import MemoryTable
+from slipstream.tables.rules import make_rule
+from slipstream.training.config import Recipe
+from slipstream.training.features import ITEM, Features, labels_TA
+from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
+from slipstream.training.negatives import PopularityNegatives, UniformNegatives, draw, training_counts
+
+_INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A batch with its rows: what one forward pass needs, nothing shared with the tables until they are given the gradients."""
+
+    batch: JaggedBatch
+    lookups: Lookups
+    dropout_seed: int | None = None
+    supervised_S: torch.Tensor | None = None  # places of the tokens the loss counts
+    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+
+
+class Recommender:
+    """Model, tables and features of one recipe."""
+
+    def __init__(
+        self, recipe: Recipe, features: Features, *, dtype: torch.dtype = torch.float32, negatives: UniformNegatives | None = None
+    ) -> None:
+        self.recipe, self.features, self.dtype = recipe, features, dtype
+        self.negatives = negatives or UniformNegatives(features.num_items)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
+            self.model: nn.Module = build_model(
+                recipe.model,
+                recipe.task,
+                tasks=tuple(recipe.tasks),
+                user_features=recipe.user_features,
+                item_features=recipe.item_features,
+            ).to(dtype)
+        config = recipe.tables
+        rule = make_rule(config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+        seed, dim = derive_seed(recipe.seed, _TABLES), recipe.model.dim
+        self.tables = TableCollection(
+            [
+                MemoryTable(name, rows, dim, rule, seed=seed, init_scale=config.init_scale, dtype=dtype)
+                for name, rows in features.table_sizes().items()
+            ]
+        )
+
+    @classmethod
+    def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32) -> "Recommender":
+        """A new recommender for the items, features and popularity of a store."""
+        negatives = None
+        if recipe.loss.sampling == "popularity":
+            held_out = recipe.split.validation + recipe.split.test
+            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, held_out)
+            negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
+        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives)
+
+    def gather(self, batch: JaggedBatch, step: int) -> Gathered:
+        """Look up every row a training step needs: history, features, targets, negatives."""
+        keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
+        dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
+        if self.recipe.task == "ranking":
+            supervised_S = batch.supervised_T.nonzero().squeeze(1)
+            return Gathered(batch, self.tables.lookup(keys), dropout_seed, supervised_S)
+        supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
+        negatives = self._draw_negatives(batch.token_ids_T[supervised_S], step)
+        keys[ITEM] += [batch.next_items_T[supervised_S], torch.arange(self.features.num_items) if negatives is None else negatives]
+        return Gathered(batch, self.tables.lookup(keys), dropout_seed, supervised_S, negatives)
+
+    def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
+        """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
+        gathered = gathered or self.gather(batch, step)
+        assert gathered.supervised_S is not None
+        loss_S = self._ranking_loss(gathered) if self.recipe.task == "ranking" else self._retrieval_loss(gathered)
+        return loss_S.sum(), gathered.supervised_S.numel()
+
+    def forward(self, gathered: Gathered, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
+        """The model over a gathered batch: hidden_TD for retrieval, logits_TA for ranking."""
+        batch = gathered.batch
+        labels = labels_TA(self.recipe, batch, self.dtype) if self.recipe.task == "ranking" else None
+        return self.model(
+            ModelInput(
+                rows={name: lookup.rows(0) for name, lookup in gathered.lookups.items()},
+                offsets_B1=batch.offsets_B1,
+                timestamps_T=batch.timestamps_T,
+                next_timestamps_T=batch.next_timestamps_T,
+                token_ids_T=batch.token_ids_T,
+                labels_TA=labels,
+                num_candidates_B=num_candidates_B,
+                dropout_seed=gathered.dropout_seed,
+            )
+        )
+
+    @torch.no_grad()
+    def queries_SD(self, batch: JaggedBatch) -> torch.Tensor:
+        """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no dropout."""
+        return self._directions(self.forward(self._gather_inputs(batch))[batch.supervised_T])
+
+    @torch.no_grad()
+    def catalogue_ND(self) -> torch.Tensor:
+        """Retrieval: every item's output embedding, as the loss compares it: scores are queries_SD @ catalogue_ND.T."""
+        return self._directions(self.tables[ITEM].all_rows())
+
+    @torch.no_grad()
+    def predict_SA(self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
+        """Ranking: the probability of each action at each supervised token; no dropout."""
+        return self.forward(self._gather_inputs(batch), num_candidates_B)[batch.supervised_T].sigmoid()
+
+    def _gather_inputs(self, batch: JaggedBatch) -> Gathered:
+        keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
+        return Gathered(batch, self.tables.lookup(keys))
+
+    def _draw_negatives(self, token_ids_S: torch.Tensor, step: int) -> torch.Tensor | None:
+        """Items this step's tokens compete with: [S, R] per token, [R] shared, None for the whole catalogue."""
+        config, seed = self.recipe.loss, derive_seed(self.recipe.seed, step, _NEGATIVES)
+        kind = RETRIEVAL_LOSSES[config.kind].negatives
+        if kind == "catalogue":
+            return None
+        if kind == "shared":
+            return draw(self.negatives, seed, torch.zeros(1, dtype=torch.int64), config.negatives)[0]
+        return draw(self.negatives, seed, token_ids_S, config.negatives)
+
+    def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
+
+    def _retrieval_loss(self, gathered: Gathered) -> torch.Tensor:
+        config, lookup, batch = self.recipe.loss, gathered.lookups[ITEM], gathered.batch
+        hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
+        target_log_q, negative_log_q = None, None
+        if config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None:
+            log_q_N = self.negatives.log_q_N.to(self.dtype)
+            target_log_q, negative_log_q = log_q_N[batch.next_items_T[gathered.supervised_S]], log_q_N[gathered.negatives]
+        question = Question(
+            hidden_SD=self._directions(hidden_SD),
+            rows_UD=self._directions(lookup.rows_UD),
+            targets_S=lookup.inverses[1],
+            negatives=None if gathered.negatives is None else lookup.inverses[2],
+            temperature=config.temperature,
+            target_log_q_S=target_log_q,
+            negative_log_q=negative_log_q,
+        )
+        return RETRIEVAL_LOSSES[config.kind].per_token(question)
+
+    def _ranking_loss(self, gathered: Gathered) -> torch.Tensor:
+        supervised_S = gathered.supervised_S
+        weights_A = torch.tensor([task.weight for task in self.recipe.tasks.values()], dtype=self.dtype)
+        labels_SA = labels_TA(self.recipe, gathered.batch, self.dtype)[supervised_S]
+        return ranking_loss(self.forward(gathered)[supervised_S], labels_SA, weights_A)

@@ -1,0 +1,217 @@
+"""A run: a directory that holds everything one training produced, and `train`, which fills it or goes on filling it.
+
+    recipe.yaml     the recipe, complete
+    run.json        versions, machine, store, status, timings, figures
+    metrics.jsonl   a line per logged step and per evaluation
+    checkpoints/    step-… (the newest few) and best-…
+    tensorboard/    the same figures as events
+
+The same recipe and data in the same directory go on where the newest checkpoint stands; another recipe's run is never overwritten.
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import slipstream
+from slipstream.data.sampler import TrainingSampler
+from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError
+from slipstream.files import atomic_file, read_json, write_json
+from slipstream.ops import native
+from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
+from slipstream.training.config import Recipe, trained_digest
+from slipstream.training.loop import Progress, run_loop
+from slipstream.training.optimizers import make_adamw
+from slipstream.training.recommender import Recommender
+from slipstream.training.recorder import Recorder
+from slipstream.training.telemetry import is_first_rank
+
+Evaluate = Callable[[Recommender, SequenceStore, Recipe, str], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    directory: Path
+    status: str  # finished, stopped early, interrupted
+    step: int
+    epoch: int
+    metrics: dict[str, float]  # validation figures of the best evaluation
+    best_step: int | None
+    seconds: float  # of training, over all sessions of the run
+
+
+def train(
+    recipe: Recipe,
+    store: SequenceStore,
+    run_dir: str | os.PathLike[str],
+    *,
+    evaluate: Evaluate | None = None,
+    quiet: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> RunResult:
+    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C and SIGTERM end it cleanly after the running step."""
+    directory = Path(run_dir)
+    refuse_many_ranks()
+    if recipe.sampler.max_len > recipe.model.max_len:
+        raise SlipstreamError(
+            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; make the model's at least as long"
+        )
+    if recipe.train.evaluate_every and evaluate is None:
+        from slipstream.training.evaluation import evaluate as default_evaluate
+
+        evaluate = default_evaluate
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    directory.mkdir(parents=True, exist_ok=True)
+    with sole_user(directory), stop_signals() as stop:
+        earlier = open_directory(directory, recipe, store)
+        recommender = Recommender.build(recipe, store, dtype)
+        optimizer = make_adamw(recommender.model, recipe.optimizer)
+        sampler = TrainingSampler(store, recipe.sampler, seed=recipe.seed, split=recipe.split)
+        progress = Progress()
+        if (newest := latest(directory / "checkpoints")) is not None:
+            state = load_checkpoint(newest, recommender, optimizer)
+            sampler.load_state_dict(state["sampler"])
+            progress = Progress(**state["progress"])
+        judge = None if evaluate is None else lambda: evaluate(recommender, store, recipe, "validation")
+        recorder = Recorder(directory, recommender, optimizer, sampler, progress, quiet=quiet)
+        return _run(recorder, judge, stop, earlier)
+
+
+def _run(recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop: threading.Event, earlier: dict[str, Any]) -> RunResult:
+    """The loop inside its bookkeeping: run.json tells the truth however it ends."""
+    started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
+    progress, directory = recorder.progress, recorder.directory
+
+    def note(status: str) -> float:
+        seconds = spent + time.perf_counter() - started
+        outcome = {"step": progress.step, "epoch": progress.epochs_done, "best_step": progress.best_step, "metrics": progress.best_metrics}
+        write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
+        return seconds
+
+    status = "failed"
+    note("running")
+    try:
+        hooks = recorder.hooks(judge, stop)
+        status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks)
+    finally:
+        recorder.close()
+        seconds = note(status)
+    if status == "interrupted":
+        recorder.line.say(f"stopped after step {progress.step}; run the same command again to go on from there")
+    return RunResult(directory, status, progress.step, progress.epochs_done, progress.best_metrics, progress.best_step, seconds)
+
+
+def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
+    """Make the run's directory ready: new, or the same run's. Returns what run.json will go on saying."""
+    described = {
+        "name": recipe.name,
+        "trained_digest": trained_digest(recipe),
+        "store": {"directory": str(store.directory), "digest": store.meta.get("digest")},
+    }
+    seconds = 0.0
+    if (directory / "run.json").exists():
+        earlier = read_json(directory / "run.json")
+        if earlier.get("trained_digest") != described["trained_digest"]:
+            raise SlipstreamError(
+                f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose another directory or remove this one"
+            )
+        if earlier.get("store", {}).get("digest") != store.meta.get("digest"):
+            raise SlipstreamError(f"{directory} holds a run on other data; choose another directory or remove this one")
+        seconds = float(earlier.get("seconds", 0.0))
+    elif latest(directory / "checkpoints") is not None:
+        raise SlipstreamError(f"{directory} has checkpoints but no run.json, so whose they are is not known; choose another directory")
+    with atomic_file(directory / "recipe.yaml") as path:
+        path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
+
+
+def versions() -> dict[str, Any]:
+    """What ran where, for whoever reads the figures later."""
+    return {
+        "versions": {"slipstream": slipstream.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "kernels": native.status(),
+        },
+    }
+
+
+def read_recipe(run_dir: str | os.PathLike[str]) -> Recipe:
+    """The recipe a run was trained with."""
+    run = read_json(Path(run_dir) / "run.json")
+    try:
+        return Recipe.model_validate(run["recipe"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SlipstreamError(f"{run_dir}/run.json holds no readable recipe: {str(error).splitlines()[0]}") from error
+
+
+def open_run(
+    run_dir: str | os.PathLike[str], store: SequenceStore | None = None, which: str = "best"
+) -> tuple[Recipe, SequenceStore, Recommender]:
+    """A trained recommender: the `best` weights (the newest where nothing was evaluated) or the `last`."""
+    recipe = read_recipe(run_dir)
+    store = store or SequenceStore.open(read_json(Path(run_dir) / "run.json")["store"]["directory"])
+    checkpoints = Path(run_dir) / "checkpoints"
+    found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
+    if found is None:
+        raise SlipstreamError(f"{run_dir} has no checkpoint yet; train longer, or wait for the first one")
+    recommender = Recommender.build(recipe, store)
+    load_weights(found, recommender)
+    return recipe, store, recommender
+
+
+def refuse_many_ranks() -> None:
+    """torchrun with one rank is a plain run; more ranks need a distributed schedule."""
+    if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise SlipstreamError(f"schedule 'synchronous' trains on one rank, but torchrun started {world}; use --nproc-per-node 1")
+
+
+@contextlib.contextmanager
+def sole_user(directory: Path) -> Iterator[None]:
+    """Hold the run's directory: two trainings in one would tear each other's checkpoints. The lock dies with the process."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SlipstreamError(f"another process is training in {directory}; wait for it, or choose another directory") from error
+        yield
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets. A second Ctrl-C interrupts at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
