@@ -1,3 +1,17 @@
 """Slipstream trains and serves generative recommenders: the slow thing early, in the slipstream of the work before it."""
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# What `import slipstream as ss` offers, loaded on first use so that the command line starts fast.
+_OFFERED = {"train": "api", "prepare": "api", "Run": "api", "Recipe": "training.config", "SequenceStore": "data.store", "ops": "ops"}
+__all__ = ["Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OFFERED:
+        raise AttributeError(f"module 'slipstream' has no attribute '{name}'")
+    module = importlib.import_module(f"slipstream.{_OFFERED[name]}")
+    return module if name == _OFFERED[name] else getattr(module, name)

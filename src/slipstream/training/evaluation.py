@@ -6,7 +6,7 @@ held-out behaviour given all that came before it.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -15,9 +15,8 @@ from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore
 from slipstream.ops.counter_random import derive_seed, random_integers
 from slipstream.training import metrics
-
-if TYPE_CHECKING:
-    from slipstream.training.config import Recipe
+from slipstream.training.config import Recipe
+from slipstream.training.features import labels_TA
 
 Which = Literal["validation", "test"]
 QUERY_TILE = 1024  # queries scored at once against the whole catalogue
@@ -29,20 +28,19 @@ class Recommends(Protocol):
     def catalogue_ND(self) -> torch.Tensor: ...
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor: ...
     def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
-    def labels_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
 
 
-def evaluate(recommender: Recommends, store: SequenceStore, recipe: "Recipe", which: Which) -> dict[str, float]:
+def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which) -> dict[str, float]:
     """The metrics of the recipe's task on the held-out behaviours of every user."""
     batches = _batches(store, recipe, which)
     with torch.no_grad():
         if recipe.task == "ranking":
-            return evaluate_ranking(recommender, batches, list(recipe.tasks))
+            return evaluate_ranking(recommender, batches, recipe)
         return evaluate_retrieval(recommender, batches, store)
 
 
-def _batches(store: SequenceStore, recipe: "Recipe", which: Which) -> Iterator[JaggedBatch]:
-    return evaluation_batches(store, which, max_len=recipe.sampler.max_len, batch_size=256, task=recipe.task, split=recipe.split)
+def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[JaggedBatch]:
+    return evaluation_batches(store, which, max_len=recipe.sampler.max_len, batch_size=256, task=recipe.task, holdout=recipe.split)
 
 
 def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +90,7 @@ def sampled_negatives(store: SequenceStore, user: int, held_out: int, *, seed: i
     return kept[:count]
 
 
-def evaluate_sampled(recommender: Recommends, store: SequenceStore, recipe: "Recipe", which: Which, seed: int = 0) -> dict[str, float]:
+def evaluate_sampled(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, seed: int = 0) -> dict[str, float]:
     """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables only: it flatters weak models."""
     gathered = metrics.RankingMetrics(ks=(1, 5, 10))
     held_out = recipe.split.validation + recipe.split.test
@@ -108,16 +106,16 @@ def evaluate_sampled(recommender: Recommends, store: SequenceStore, recipe: "Rec
     return {**gathered.result(), "users": float(gathered.count)}
 
 
-def evaluate_ranking(recommender: Recommends, batches: Iterator[JaggedBatch], tasks: list[str]) -> dict[str, float]:
+def evaluate_ranking(recommender: Recommends, batches: Iterator[JaggedBatch], recipe: Recipe) -> dict[str, float]:
     """AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
     predicted, labels, users = [], [], []
     for batch in batches:
         predicted.append(recommender.predict_SA(batch))
-        labels.append(recommender.labels_SA(batch))
+        labels.append(labels_TA(recipe, batch, torch.float32)[batch.supervised_T])
         users.append(supervised_places(batch)[0])
     predicted_SA, labels_SA, users_S = torch.cat(predicted), torch.cat(labels), torch.cat(users)
     result: dict[str, float] = {}
-    for column, task in enumerate(tasks):
+    for column, task in enumerate(recipe.tasks):
         scores_S, truth_S = predicted_SA[:, column], labels_SA[:, column]
         result[f"AUC/{task}"] = metrics.area_under_curve(scores_S, truth_S)
         result[f"GAUC/{task}"] = metrics.grouped_area_under_curve(scores_S, truth_S, users_S)

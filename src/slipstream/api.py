@@ -1,0 +1,109 @@
+"""The Python face of the commands: `train` returns a `Run`, and a run can evaluate, recommend and export itself.
+
+    import slipstream as ss
+
+    store = ss.prepare("ml-1m", out="data/ml-1m")
+    run = ss.train("ml-1m-hstu", data=store, max_steps=2_000)
+    print(run.evaluate())
+    run.export("bundles/ml-1m")
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from slipstream.config import load_recipe
+from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError
+from slipstream.files import read_json, write_json
+from slipstream.training.config import Recipe
+from slipstream.training.evaluation import evaluate, evaluate_sampled
+from slipstream.training.export import export_recommender
+from slipstream.training.recommend import Recommendation, recommend
+from slipstream.training.recommender import Recommender
+from slipstream.training.report import write_report
+from slipstream.training.run import open_run
+from slipstream.training.run import train as train_run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run on disk."""
+
+    directory: Path
+
+    @cached_property
+    def _opened(self) -> tuple[Recipe, SequenceStore, Recommender]:
+        return open_run(self.directory)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self._opened[0]
+
+    @property
+    def store(self) -> SequenceStore:
+        return self._opened[1]
+
+    @property
+    def recommender(self) -> Recommender:
+        """The weights of the best validation epoch (the newest where nothing was evaluated)."""
+        return self._opened[2]
+
+    def evaluate(self, split: Literal["validation", "test"] = "test", *, sampled: bool = False) -> dict[str, float]:
+        """Metrics on a held-out split, noted in run.json; `sampled` is SASRec's old protocol, for comparison only."""
+        recipe, store, recommender = self._opened
+        if sampled and recipe.task != "retrieval":
+            raise SlipstreamError("the sampled protocol ranks items, so it needs a retrieval run; leave --sampled away")
+        figures = (evaluate_sampled if sampled else evaluate)(recommender, store, recipe, split)
+        note = read_json(self.directory / "run.json")
+        note[f"{split}_sampled" if sampled else split] = figures
+        write_json(self.directory / "run.json", note)
+        self.report()
+        return figures
+
+    def recommend(self, user: int | str, count: int = 10) -> Recommendation:
+        """The best unseen items for a user, by original id."""
+        return recommend(self.recommender, self.store, self.store.users.row(user), count)
+
+    def export(self, out: str | os.PathLike[str]) -> str:
+        """Write the bundle that serving opens; returns its version."""
+        note = read_json(self.directory / "run.json")
+        figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
+        return export_recommender(self.recommender, self.store, out, **figures)
+
+    def report(self) -> Path:
+        """Draw report.html anew."""
+        return write_report(self.directory)
+
+
+def open_store(data: str | os.PathLike[str] | SequenceStore | None) -> SequenceStore:
+    """A store given as itself or as its directory."""
+    if isinstance(data, SequenceStore):
+        return data
+    if data is None:
+        raise SlipstreamError("the recipe names no data; add data=DIR with the directory made by `slipstream data prepare`")
+    return SequenceStore.open(data)
+
+
+def train(
+    recipe: str | os.PathLike[str] | Recipe,
+    *overrides: str,
+    data: str | os.PathLike[str] | SequenceStore | None = None,
+    out: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a recipe (by path, by shipped name, or as an object) into `out` (default runs/<name>), resuming what is there.
+
+    Settings change keys of the recipe: `max_steps=200`, or `model__dim=64` for a full path.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(Recipe, Path(recipe), overrides, **settings)
+    elif overrides or settings:
+        raise SlipstreamError("overrides change a recipe file; change the Recipe object itself with model_copy instead")
+    store = open_store(data if data is not None else recipe.data)
+    result = train_run(recipe, store, Path(out) if out is not None else Path("runs") / recipe.name, quiet=quiet)
+    write_report(result.directory)
+    return Run(result.directory)
