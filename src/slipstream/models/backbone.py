@@ -94,8 +94,7 @@ class Backbone(nn.Module):
         if self.positions_PD is not None:
             x_TD = x_TD + nn.functional.embedding(self._positions_T(view), self.positions_PD)
         seed = view.seed(len(self.layers))
-        if seed is not None and self.config.input_dropout > 0:
-            x_TD = dropout(x_TD, p=self.config.input_dropout, seed=seed, token_ids_T=view.token_ids_T)
+        x_TD = dropout(x_TD, p=self.config.input_dropout, seed=seed, token_ids_T=view.token_ids_T)
         kept: list[KV] = []
         for index, layer in enumerate(self.layers):
             x_TD, (k_SHK, v_SHV) = layer(x_TD, view, None if past is None else past[index])

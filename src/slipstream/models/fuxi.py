@@ -37,9 +37,7 @@ class SwiGLU(nn.Module):
     def forward(self, x_TD: torch.Tensor, view: View, index: int) -> torch.Tensor:
         normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
         inner_TF = linear_silu(normed_TD, self.gate_FD) * nn.functional.linear(normed_TD, self.up_FD)
-        seed = view.seed(index, 1)
-        if seed is not None and self.p > 0:
-            inner_TF = dropout(inner_TF, p=self.p, seed=seed, token_ids_T=view.token_ids_T)
+        inner_TF = dropout(inner_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T)
         return nn.functional.linear(inner_TF, self.down_DF)
 
 

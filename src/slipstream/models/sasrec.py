@@ -55,7 +55,4 @@ class SASRecLayer(Layer):
         return x_TD + self._dropout(self.down(inner_TF), view, 2), (k_SHK, v_SHV)
 
     def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:
-        seed = view.seed(self.index, purpose)
-        if seed is None or self.config.dropout == 0:
-            return x_TF
-        return dropout(x_TF, p=self.config.dropout, seed=seed, token_ids_T=view.token_ids_T)
+        return dropout(x_TF, p=self.config.dropout, seed=view.seed(self.index, purpose), token_ids_T=view.token_ids_T)

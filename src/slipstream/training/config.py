@@ -5,12 +5,21 @@ A run is a function of (recipe, store). The descriptions of the fields are their
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from slipstream.data.sampler import SamplerConfig, Split
+from slipstream.errors import did_you_mean
 from slipstream.models.config import ModelConfig
+
+
+def _known_split_keys(value: Any) -> Any:
+    for key in value if isinstance(value, dict) else ():
+        if key not in ("validation", "test"):
+            raise ValueError(f"unknown key '{key}' in split{did_you_mean(key, ('validation', 'test'))}")
+    return value
+
 
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -100,7 +109,7 @@ class Recipe(Section):
     seed: int = Field(42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives")
     model: ModelConfig = Field(default_factory=ModelConfig, description="the network")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="how behaviours become batches")
-    split: Split = Field(default_factory=Split, description="behaviours held out at the end of each user's log")
+    split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(default_factory=Split, description="behaviours held out at the end of each user's log")
     item_features: tuple[str, ...] = Field((), description="categorical item columns that join the item's token")
     user_features: tuple[str, ...] = Field((), description="categorical user columns that lead the sequence as tokens")
     loss: LossConfig = Field(default_factory=LossConfig, description="the objective")

@@ -51,7 +51,7 @@ class Features:
         """The key each behaviour (or user) of the batch reads from each table."""
         keys = {ITEM: batch.items_T}
         keys |= {f"item.{name}": codes_N[batch.items_T] for name, codes_N in self.item_codes.items()}
-        return keys | {f"user.{name}": batch.user_features[name] for name in self.user_cardinalities}
+        return keys | {f"user.{name}": batch.user_features[name].to(torch.int64) for name in self.user_cardinalities}
 
 
 def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.Tensor:

@@ -63,9 +63,9 @@ def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return threshold_N, alias_N
 
 
-def training_counts(items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, held_out: int) -> np.ndarray:
-    """How often each item occurs before the last `held_out` behaviours of each user."""
-    ends_U = np.maximum(offsets_U1[1:] - held_out, offsets_U1[:-1])
+def training_counts(items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, train_lengths_U: np.ndarray) -> np.ndarray:
+    """How often each item occurs among the first `train_lengths_U` behaviours of each user."""
+    ends_U = offsets_U1[:-1] + train_lengths_U
     steps = np.zeros(len(items_N) + 1, dtype=np.int64)
     np.add.at(steps, offsets_U1[:-1], 1)
     np.add.at(steps, ends_U, -1)

@@ -69,8 +69,8 @@ class Recommender:
         """A new recommender for the items, features and popularity of a store."""
         negatives = None
         if recipe.loss.sampling == "popularity":
-            held_out = recipe.split.validation + recipe.split.test
-            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, held_out)
+            train_lengths_U = recipe.split.train_lengths(store.lengths_U)
+            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
             negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
         return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives)
 

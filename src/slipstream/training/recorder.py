@@ -17,6 +17,20 @@ from slipstream.training.recommender import Recommender
 from slipstream.training.telemetry import Meter, MetricsFile, ProgressLine, TensorBoard, describe, measure_peak_flops
 
 
+def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
+    """What one training step over this batch is worth, by the account of docs and benchmarks."""
+    recipe = recommender.recipe
+    negatives = recommender.features.num_items - 1 if recipe.loss.kind == "full_softmax" else recipe.loss.negatives
+    return training_flops(
+        recipe.model,
+        batch.lengths_B.tolist(),
+        task=recipe.task,
+        negatives=negatives,
+        num_tasks=len(recipe.tasks),
+        user_tokens=len(recipe.user_features),
+    )
+
+
 class Recorder:
     """One session of one run."""
 
@@ -44,8 +58,7 @@ class Recorder:
         return Hooks(judge, self.on_step, self.on_log, self.on_evaluation, self.save, stop)
 
     def on_step(self, progress: Progress, batch: JaggedBatch) -> None:
-        recipe = self.recommender.recipe
-        self.meter.add(batch.num_tokens, training_flops(recipe.model, batch.lengths_B))
+        self.meter.add(batch.num_tokens, step_flops(self.recommender, batch))
 
     def on_log(self, progress: Progress, record: dict[str, Any]) -> None:
         reading = self.meter.read()

@@ -36,7 +36,6 @@ from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
-from slipstream.training.telemetry import is_first_rank
 
 Evaluate = Callable[[Recommender, SequenceStore, Recipe, str], dict[str, float]]
 
@@ -81,7 +80,7 @@ def train(
         earlier = open_directory(directory, recipe, store)
         recommender = Recommender.build(recipe, store, dtype)
         optimizer = make_adamw(recommender.model, recipe.optimizer)
-        sampler = TrainingSampler(store, recipe.sampler, seed=recipe.seed, split=recipe.split)
+        sampler = TrainingSampler(store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task)
         progress = Progress()
         if (newest := latest(directory / "checkpoints")) is not None:
             state = load_checkpoint(newest, recommender, optimizer)
