@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from models_samples import KINDS, given, model, part
 from torch.testing import assert_close
 
+from models_samples import KINDS, given, model, part
 from slipstream.models.backbone import KV
 
 CASES = [(kind, bias) for kind in KINDS for bias in (["none"] if kind == "sasrec" else ["own", "next", "none"])]
@@ -87,15 +87,15 @@ def replace_one_token(kvs):
 
 def move_one_time(kvs):
     times = kvs[0].timestamps_S.clone()
-    times[2] -= 5_000_000
+    times[2] -= 900_000_000
     return [replace(kv, timestamps_S=times) for kv in kvs]
 
 
-@pytest.mark.parametrize("spoil", [drop_one_token, swap_layers, replace_one_token, move_one_time])
-@pytest.mark.parametrize("kind", KINDS)
+SPOILERS = [drop_one_token, swap_layers, replace_one_token, move_one_time]
+
+
+@pytest.mark.parametrize(("kind", "spoil"), [(k, s) for k in KINDS for s in SPOILERS if (k, s) != ("sasrec", move_one_time)])
 def test_the_check_turns_red_when_the_prefix_is_wrong(kind, spoil):
-    if kind == "sasrec" and spoil is move_one_time:
-        pytest.skip("SASRec knows no time")
     cached, expected = check_prefix(model(kind, "ranking"), given([9, 6], [2, 3]), [5, 3], spoil)
     assert (cached - expected).abs().max() > 1e-4
 

@@ -63,9 +63,7 @@ class Layer(nn.Module, ABC):
     """A block of a backbone: `forward` gives the new tokens and the keys and values they and their past were attended with."""
 
     @abstractmethod
-    def forward(
-        self, x_TD: torch.Tensor, view: View, past: KV | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Called by the backbone, layer after layer."""
 
 
