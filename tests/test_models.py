@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from models_samples import KINDS, TASKS, given, model, part, rows_of
 from torch.testing import assert_close
 
+from models_samples import KINDS, TASKS, given, model, part, rows_of
+from slipstream.errors import SlipstreamError
 from slipstream.models.build import build_model
 from slipstream.models.config import ModelConfig
 
@@ -44,7 +45,7 @@ def test_a_later_behaviour_never_changes_an_earlier_output(kind, task, time_bias
     batch = given([7, 5])
     before = net(batch)
     rows = {"item": batch.rows["item"].clone()}
-    rows["item"][4] += 1.0
+    rows["item"][4] *= -1
     labels = batch.labels_TA.clone()
     labels[4] = 1 - labels[4]
     times, next_times = batch.timestamps_T.clone(), batch.next_timestamps_T.clone()
@@ -72,7 +73,7 @@ def test_user_and_item_features_are_felt(kind):
     before = net(batch)
     for name, touched in (("user.city", slice(3, 5)), ("item.genre", slice(4, 5))):
         rows = {n: r.clone() for n, r in batch.rows.items()}
-        rows[name][-1] += 1.0
+        rows[name][-1] *= -1
         changed = (net(replace(batch, rows=rows)) - before).abs().amax(1) > 1e-9
         expected = torch.zeros(5, dtype=torch.bool)
         expected[touched] = True
@@ -145,6 +146,6 @@ def test_wrong_calls_are_told_apart():
         ranker(replace(batch, labels_TA=batch.labels_TA[:, :1]))
     with pytest.raises(ValueError, match=r"built with 'item\.genre'"):
         model("hstu", item_features=("genre",))(batch)
-    with pytest.raises(ValueError, match="does not fit the model's 16 positions"):
+    with pytest.raises(SlipstreamError, match="17 tokens does not fit the model's 16 positions"):
         model("hstu")(given([17]))
     assert model("hstu", position_embedding=False)(given([17])).shape == (17, 8)  # relative positions reach their last entry

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.utils.flop_counter import FlopCounterMode
 
+from models_samples import given
 from slipstream.models.build import build_model, dense_parameters
 from slipstream.models.config import ModelConfig
 from slipstream.models.flops import backbone_flops, forward_flops, training_flops
@@ -69,7 +71,9 @@ def test_flops_of_hstu_are_those_of_the_definition():
     config = ModelConfig(kind="hstu", dim=64, blocks=3, heads=2, dqk=16, dv=32)
     lengths, negatives = [0, 1, 7, 200], 128
     tokens = sum(lengths)
-    layer = 2 * tokens * 64 * (2 * 2 * 16 + 2 * 2 * 32) + sum(n * (n + 1) * 2 * (16 + 32) for n in lengths) + 2 * tokens * 2 * 32 * 64
+    layer = (
+        2 * tokens * 64 * (2 * 2 * 16 + 2 * 2 * 32) + sum(n * (n + 1) * 2 * (16 + 32) for n in lengths) + 2 * tokens * 2 * 32 * 64
+    )
     assert backbone_flops(config, lengths) == 3 * layer
     assert forward_flops(config, torch.tensor(lengths), negatives=negatives) == 3 * layer + 2 * tokens * 129 * 64
     assert training_flops(config, lengths, negatives=negatives) == 3 * forward_flops(config, lengths, negatives=negatives)
@@ -78,12 +82,8 @@ def test_flops_of_hstu_are_those_of_the_definition():
 @pytest.mark.parametrize("kind", ["hstu", "fuxi", "sasrec"])
 def test_matrix_products_counted_are_those_torch_counts(kind):
     """Weights meet tokens exactly as often as torch's own counter sees, apart from attention (length 1: nothing but itself)."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     torch.manual_seed(0)
     config = ModelConfig(kind=kind, dim=16, heads=2, dqk=4, dv=6, blocks=2, ffn_multiplier=2.0, max_len=8)
-    from models_samples import given
-
     model = build_model(config, "retrieval").double()
     batch = given([1] * 5, dim=16)
     with FlopCounterMode(display=False) as counter:

@@ -1,9 +1,10 @@
-"""How a global batch is shared over ranks so that none waits for another. No sequence is cut, none is lost, the objective (a sum with one
-global normaliser) does not change: only who computes what.
+"""How a global batch is shared over ranks so that none waits for another.
 
-`none` deals samples out in turn, or, for token-budget batches, fills one rank after the other up to its share of the tokens (sample
-counts then differ, which the global normaliser weighs rightly). `lpt` gives the costliest sample to the least loaded rank, again and
-again. `karmarkar_karp` merges the two most uneven partial solutions until one is left: better when samples are few.
+No sequence is cut, none is lost, the objective (a sum with one global normaliser) does not change: only who computes what.
+
+`none` deals samples out in turn, or, for token-budget batches, fills one rank after the other up to its share of the tokens
+(sample counts then differ, which the global normaliser weighs rightly). `lpt` gives the costliest sample to the least loaded
+rank, again and again. `karmarkar_karp` merges the two most uneven partial solutions until one is left: better when samples are few.
 Costs are predicted: linear in the tokens of a sample plus quadratic for attention.
 """
 
@@ -65,7 +66,7 @@ def longest_first(costs: np.ndarray, world_size: int) -> np.ndarray:
 
 
 def karmarkar_karp(costs: np.ndarray, world_size: int) -> np.ndarray:
-    """The largest differencing method: join the two partitions with the widest spread, fullest bin with emptiest, until one is left."""
+    """The largest differencing method: join the two partitions of widest spread, fullest bin with emptiest, until one is left."""
     ranks = np.zeros(costs.size, dtype=np.int64)
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for sample, cost in enumerate(costs.tolist()):

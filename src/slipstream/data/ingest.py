@@ -61,8 +61,8 @@ def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress
         "rows_read": rows,
         "source": log.source,
     }
-    item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items, "item")
-    user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users, "user")
+    item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items)
+    user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users)
     actions = {name: arrays.actions[f"{ACTION}{name}"][:kept] for name in log.columns.actions}
     write_store(
         directory, offsets_U1, arrays.item_N[:kept], arrays.time_N[:kept] // log.per_second, actions, item_table, user_table, meta
@@ -217,7 +217,7 @@ def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _sort_and_compact(arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarray, keep_V: np.ndarray, say: Progress) -> np.ndarray:
-    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last one ended, never ahead of the reader."""
+    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last one ended: never ahead of it."""
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
     written, total = 0, int(offsets_U1[-1])
@@ -250,13 +250,14 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
     return np.lexsort((times_T, users_T))
 
 
-def vocabulary_table(ids: pl.Series, known: pl.DataFrame | None, role: str) -> pa.Table:
+def vocabulary_table(ids: pl.Series, known: pl.LazyFrame | None) -> pa.Table:
     """The Arrow table of a vocabulary: `ids` in order, titles and features joined from `known` where it knows them."""
     columns: dict[str, Any] = {"id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())}
     if known is None:
         return pa.table(columns)
-    known = known.unique("id", keep="first", maintain_order=True).with_columns(pl.col("id").cast(pl.String))
-    joined = pl.DataFrame({"id": ids.cast(pl.String)}).join(known, on="id", how="left", maintain_order="left")
+    wanted = pl.LazyFrame({"id": ids.cast(pl.String)})
+    known = known.with_columns(pl.col("id").cast(pl.String)).join(wanted, on="id", how="semi").unique("id", keep="first")
+    joined = wanted.join(known, on="id", how="left", maintain_order="left").collect(engine="streaming")
     if "title" in joined.columns:
         columns["title"] = joined["title"].cast(pl.String).to_arrow().cast(pa.large_string())
     for name in [name for name in joined.columns if name not in ("id", "title")]:

@@ -1,7 +1,7 @@
 """Reads MovieLens in the shapes it comes in: `::`-separated (1M), tab-separated (100K) and CSV with a header (20M, latest-small).
 
-Behaviours keep the order of the ratings file; the rating is the one action. Titles, first genre, all genres and year describe items,
-gender, age and occupation users where the release has them.
+Behaviours keep the order of the ratings file; the rating is the one action. Titles, first genre, all genres and year describe
+items; gender, age and occupation describe users where the release has them.
 """
 
 from pathlib import Path
@@ -13,9 +13,9 @@ from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("userId", "movieId", "timestamp", actions=("rating",))
 GENRES_100K = (
-    "unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery Romance "
-    "Sci-Fi Thriller War Western"
-).split()
+    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy"),
+    *("Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
+)
 
 
 def find_file(root: Path, *names: str) -> Path | None:
@@ -59,11 +59,7 @@ def _positional(path: Path, separator: str, places: tuple[int, int, int, int]) -
 def _read_1m(path: Path) -> RawLog:
     movies = [line.split("::") for line in _lines(path.with_name("movies.dat"))]
     people = [line.split("::") for line in _lines(path.with_name("users.dat"))]
-    users = (
-        pl.DataFrame([person[:4] for person in people], schema=["id", "gender", "age", "occupation"], orient="row")
-        if people
-        else None
-    )
+    users = _people([(p[0], p[1], p[2], p[3]) for p in people])
     # Fields are two colons apart, so a single colon leaves every second column empty.
     return RawLog(
         _positional(path, ":", (0, 2, 4, 6)),
@@ -80,11 +76,7 @@ def _read_100k(path: Path) -> RawLog:
         flags = zip(GENRES_100K, fields[5:], strict=False)
         movies.append((fields[0], fields[1], "|".join(genre for genre, flag in flags if flag == "1")))
     people = [line.split("|") for line in _lines(path.with_name("u.user"))]
-    users = (
-        pl.DataFrame([(p[0], p[2], p[1], p[3]) for p in people], schema=["id", "gender", "age", "occupation"], orient="row")
-        if people
-        else None
-    )
+    users = _people([(p[0], p[2], p[1], p[3]) for p in people])
     return RawLog(_positional(path, "\t", (0, 1, 2, 3)), COLUMNS, items=_movies(movies), users=users)
 
 
@@ -95,11 +87,7 @@ def _read_atomic_100k(path: Path) -> RawLog:
     movies = [tuple(line.split("\t")) for line in _lines(path.with_name("ml-100k.item"))[1:]]
     rows = [(m[0], f"{m[1]} ({m[2]})" if m[2] else m[1], m[3].replace(" ", "|")) for m in movies if len(m) == 4]
     people = [line.split("\t") for line in _lines(path.with_name("ml-100k.user"))[1:]]
-    users = (
-        pl.DataFrame([(p[0], p[2], p[1], p[3]) for p in people], schema=["id", "gender", "age", "occupation"], orient="row")
-        if people
-        else None
-    )
+    users = _people([(p[0], p[2], p[1], p[3]) for p in people])
     return RawLog(frame, COLUMNS, items=_movies(rows), users=users)
 
 
@@ -123,13 +111,17 @@ def _lines(path: Path) -> list[str]:
     return [line for line in text.replace("\r\n", "\n").split("\n") if line]
 
 
-def _movies(rows: list[tuple]) -> pl.DataFrame | None:
+def _people(rows: list[tuple[str, str, str, str]]) -> pl.LazyFrame | None:
+    return pl.DataFrame(rows, schema=["id", "gender", "age", "occupation"], orient="row").lazy() if rows else None
+
+
+def _movies(rows: list[tuple]) -> pl.LazyFrame | None:
     """`id`, `title`, and the features `genre` (the first named), `genres` (the whole combination) and `year`."""
     if not rows:
         return None
     frame = pl.DataFrame(rows, schema={"id": pl.String, "title": pl.String, "genres": pl.String}, orient="row")
     genres = pl.when(pl.col("genres").is_in(["", "(no genres listed)"])).then(None).otherwise(pl.col("genres"))
-    return frame.select(
+    return frame.lazy().select(
         "id",
         "title",
         genre=genres.str.split("|").list.first(),

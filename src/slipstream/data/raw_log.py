@@ -31,13 +31,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class RawLog:
-    """A log not yet read. `items` and `users` hold an `id` column, perhaps `title`, and categorical features under their own names."""
+    """A log not yet read. `items` and `users` have a column `id`, perhaps `title`, and categorical features under their names."""
 
     raw: pl.LazyFrame
     columns: Columns
     time_unit: str = "s"
-    items: pl.DataFrame | None = None
-    users: pl.DataFrame | None = None
+    items: pl.LazyFrame | None = None
+    users: pl.LazyFrame | None = None
     source: dict[str, Any] = field(default_factory=dict)
     schema: pl.Schema = field(init=False)
 
@@ -139,7 +139,7 @@ def _action_expression(name: str, dtype: pl.DataType) -> pl.Expr:
 
 
 def check_values(log: RawLog, facts: dict[str, Any]) -> None:
-    """Raise the one sentence for the first thing wrong. `facts`: `rows`, `nulls` of each canonical column, `min_time`, `max_time`."""
+    """Raise the one sentence for the first thing wrong. `facts`: `rows`, `nulls` by canonical column, `min_time`, `max_time`."""
     if facts["rows"] == 0:
         raise SlipstreamError(f"{log.source.get('path', 'the log')} is empty: there is nothing to prepare")
     named = {"user": log.columns.user, "item": log.columns.item, "time": log.columns.time}
@@ -168,7 +168,7 @@ def _bad_value(canonical: str, column: str, row: int, value: Any) -> str:
     if value is None or value == "":
         return f"{role} column '{column}' is empty in row {row}; fill it in or drop the row"
     if role in ("user", "item"):
-        return f"{role} id {value} in row {row} of column '{column}' is larger than {LARGEST}; ids must fit in 64 signed bits or be text"
+        return f"{role} id {value} in row {row} is larger than {LARGEST}; ids must fit in 64 signed bits or be text"
     return f"{role} column '{column}' has '{value}' in row {row}, which is not a usable number; mend or drop the row"
 
 

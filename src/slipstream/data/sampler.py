@@ -1,7 +1,7 @@
 """Which behaviours train together: a seeded order of users per epoch, a window of each, batches by count or by token budget.
 
-Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers. `batch_size` and `token_budget` describe
-the *global* batch; `rank` takes its part of it. All ranks walk the same order and take the same number of steps.
+Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers. `batch_size` and `token_budget`
+describe the *global* batch; `rank` takes its part of it. All ranks walk the same order and take the same number of steps.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ class SamplerConfig(BaseModel):
 
 
 class TrainingSampler:
-    """Endless batches over epochs. Retrieval windows are `max_len` (input, next) pairs; ranking windows are `max_len` behaviours."""
+    """Endless batches over epochs. A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours."""
 
     def __init__(
         self,
@@ -151,8 +151,10 @@ class _Plan:
 
 
 def stochastic_lengths(lengths: np.ndarray, draws: np.ndarray, max_len: int, alpha: float) -> np.ndarray:
-    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with probability max_len^alpha / n^2, otherwise
-    its most recent max_len^(alpha/2) tokens are taken, so that attention costs about max_len^alpha instead of n^2."""
+    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with probability max_len^alpha / n^2.
+
+    Otherwise its most recent max_len^(alpha/2) tokens are taken, so that attention costs about max_len^alpha instead of n^2.
+    """
     threshold = max(1, int(max_len ** (alpha / 2)))
     stays = draws * lengths.astype(np.float64) ** 2 < max_len**alpha
     return np.where((lengths > threshold) & ~stays, threshold, lengths)

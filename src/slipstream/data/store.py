@@ -31,7 +31,7 @@ ACTION, FEATURE = "action:", "feature:"
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical column of a vocabulary. Code 0 means "not known"; known values count from 1 in ascending order of their label."""
+    """A categorical column of a vocabulary. Code 0 means "not known"; known labels count from 1, in ascending order."""
 
     codes: np.ndarray  # int64, one per row of the vocabulary
     cardinality: int  # number of codes, 0 included
@@ -232,7 +232,7 @@ def content_digest(offsets_U1: np.ndarray, values: dict[str, np.ndarray], items:
 
 def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
     little = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False)
-    yield memoryview(little).cast("B") if little.size else memoryview(b"")
+    yield little.view(np.uint8).data
 
 
 def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:

@@ -58,9 +58,7 @@ class FuXiLayer(Layer):
         self.relative = RelativeTables(config, capacity)
         self.feed_forward = SwiGLU(config)
 
-    def forward(
-        self, x_TD: torch.Tensor, view: View, past: KV | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
         normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
         u_TF, v_TF, q_TF, k_TF = linear_silu(normed_TD, self.uvqk_FD).split(self.widths, dim=1)

@@ -32,9 +32,7 @@ class HSTULayer(Layer):
         nn.init.zeros_(self.output.bias)
         self.relative = RelativeTables(config, capacity)
 
-    def forward(
-        self, x_TD: torch.Tensor, view: View, past: KV | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
         u_TF, v_TF, q_TF, k_TF = linear_silu(layer_norm(x_TD, eps=EPS), self.uvqk_FD).split(self.widths, dim=1)
         q_THK, k_SHK, v_SHV = (part.unflatten(1, (heads, -1)) for part in (q_TF, k_TF, v_TF))

@@ -34,9 +34,7 @@ class SASRecLayer(Layer):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(
-        self, x_TD: torch.Tensor, view: View, past: KV | None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         v_TF, q_TF, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
         q_THK, k_SHK, v_SHV = (part.unflatten(1, (self.config.heads, -1)) for part in (q_TF, k_TF, v_TF))
         if past is not None:

@@ -80,7 +80,7 @@ def lay_out(
         times_H, looks_H = given.timestamps_T[past_T], layout.query_timestamps_T[past_T]
         stream.write(behaviour_T[past_T] + 1, actions_TD.index_select(0, past_T), times_H, looks_H, own_ids_T[past_T] + 1)
     _write_users(stream, users, given)
-    return Stream(stream.x_SD, replace(layout, **stream.columns()), behaviour_T)
+    return Stream(stream.x_SD, stream.layout(layout), behaviour_T)
 
 
 class _Writer:
@@ -92,19 +92,19 @@ class _Writer:
         self.x_SD = like_TD.new_zeros(size, like_TD.shape[1])
         self.timestamps_S, self.looks_from_S, self.ids_S = (offsets_B1.new_zeros(size) for _ in range(3))
 
-    def write(
-        self, at: torch.Tensor, x: torch.Tensor, times: torch.Tensor, looks_from: torch.Tensor, ids: torch.Tensor
-    ) -> None:
+    def write(self, at: torch.Tensor, x: torch.Tensor, times: torch.Tensor, looks_from: torch.Tensor, ids: torch.Tensor) -> None:
         self.x_SD = self.x_SD.index_copy(0, at, x)
         self.timestamps_S[at], self.looks_from_S[at], self.ids_S[at] = times, looks_from, ids
 
-    def columns(self) -> dict[str, torch.Tensor]:
-        return {
-            "offsets_B1": self.offsets_B1,
-            "timestamps_T": self.timestamps_S,
-            "query_timestamps_T": self.looks_from_S,
-            "token_ids_T": self.ids_S,
-        }
+    def layout(self, like: Layout) -> Layout:
+        """The layout of the whole stream, for what `like` says of the behaviours."""
+        return replace(
+            like,
+            offsets_B1=self.offsets_B1,
+            timestamps_T=self.timestamps_S,
+            query_timestamps_T=self.looks_from_S,
+            token_ids_T=self.ids_S,
+        )
 
 
 def _write_users(stream: _Writer, users: Sequence[torch.Tensor], given: ModelInput) -> None:

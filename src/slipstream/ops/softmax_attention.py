@@ -24,8 +24,8 @@ def softmax_attention(
 ) -> torch.Tensor:
     """out_i = sum over visible j of softmax_j(scale * q_i·k_j) v_j, [T, H, V].
 
-    The queries are the tail of the keys. The last `num_candidates_B[b]` keys of sequence b are candidates: each sees the history and
-    itself only. Differentiable in q, k and v.
+    The queries are the tail of the keys. The last `num_candidates_B[b]` keys of sequence b are candidates: each sees the history
+    and itself only. Differentiable in q, k and v.
     """
     k_offsets_B1 = q_offsets_B1 if k_offsets_B1 is None else k_offsets_B1
     _check(q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1)
@@ -67,9 +67,7 @@ def _visible(num_queries: int, num_keys: int, num_candidates: int, device: torch
     return (place_K == place_Q1) | ((place_K < place_Q1) & (place_K < num_keys - num_candidates))
 
 
-def _grouped(
-    q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, offsets_B1: torch.Tensor, scale: float
-) -> torch.Tensor:
+def _grouped(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, offsets_B1: torch.Tensor, scale: float) -> torch.Tensor:
     width, value_width = q_THK.shape[2], v_THV.shape[2]
     if width != value_width:  # the fused kernel wants one width; zeros add nothing
         wide = max(width, value_width)

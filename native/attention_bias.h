@@ -1,0 +1,247 @@
+// Relative position and time bias of a tile, and their gradients, in one walk down the rows.
+//
+// Seen down a column, a key's time bucket changes rarely. So each column remembers its bucket and the query time at which the next
+// one begins: a row costs one comparison per vector of columns, and only the columns that change are looked up. The changes are
+// noted; the gradient sums a column until its bucket changes. Nothing is gathered or scattered element by element.
+#pragma once
+#include <vector>
+
+#include "attention_plan.h"
+
+namespace slipstream {
+
+// The bucket of |dt|: a guess from the leading bits of its float, put right with the exact integer borders.
+class TimeBuckets {
+  public:
+    TimeBuckets(const int64_t* borders, int64_t entries) : borders_(borders), entries_(static_cast<int>(entries)) {
+        for (int cell = 0; cell < CELLS && entries_; ++cell) {
+            const uint32_t bits = static_cast<uint32_t>(cell + ONE) << 20;
+            float low;
+            memcpy(&low, &bits, 4);
+            guess_[cell] = static_cast<int16_t>(fix(0, low < 9.2e18f ? static_cast<uint64_t>(low) : uint64_t{1} << 63));
+        }
+    }
+    int of(uint64_t apart) const {
+        if (apart < 2) return fix(0, apart);
+        const float f = static_cast<float>(static_cast<int64_t>(apart));
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        return fix(guess_[(bits >> 20) - ONE], apart);
+    }
+    // The first query time (for a query after the key) that leaves bucket `b` of a key at `time`.
+    int64_t leaves(int b, int64_t time) const {
+        if (b + 1 >= entries_) return INT64_MAX;
+        const int64_t border = borders_[b + 1];
+        return time > 0 && border > INT64_MAX - time ? INT64_MAX : time + border;
+    }
+
+  private:
+    static constexpr int ONE = 127 * 8, CELLS = 64 * 8;
+    int fix(int b, uint64_t apart) const {
+        while (b + 1 < entries_ && apart >= static_cast<uint64_t>(borders_[b + 1])) ++b;
+        while (b > 0 && apart < static_cast<uint64_t>(borders_[b])) --b;
+        return b;
+    }
+    const int64_t* borders_;
+    int entries_;
+    int16_t guess_[CELLS];
+};
+
+inline uint64_t time_apart(int64_t a, int64_t b) {
+    return a > b ? static_cast<uint64_t>(a) - static_cast<uint64_t>(b) : static_cast<uint64_t>(b) - static_cast<uint64_t>(a);
+}
+
+// Position bias by distance, turned round so that it runs along the keys of a row: at(position)[key].
+class PositionTable {
+  public:
+    PositionTable(const float* table, int64_t entries, int64_t longest) : size_(longest) {
+        if (!table) return;
+        const int64_t n = (entries + 1) / 2;
+        values_.assign(longest + 1 + LD, 0.0f);
+        for (int64_t d = 0; d <= longest; ++d) values_[longest - d] = table[std::min(d, n - 1) + n - 1];
+    }
+    bool present() const { return !values_.empty(); }
+    const float* at(int64_t position) const { return values_.data() + size_ - position; }
+    int64_t size() const { return size_; }
+
+  private:
+    int64_t size_;
+    std::vector<float> values_;
+};
+
+struct BiasTables {
+    TimeBuckets buckets;
+    PositionTable position;
+    const float* time;
+    bool any() const { return time || position.present(); }
+    explicit BiasTables(const AttentionCall& call)
+        : buckets(call.borders, call.time ? call.time_entries : 0),
+          position(call.position, call.position_entries, longest(call)),
+          time(call.time) {}
+};
+
+// Partial gradients of a bin: by distance and by bucket.
+struct BiasGradients {
+    std::vector<double> distance, bucket;
+    BiasGradients() = default;
+    BiasGradients(const BiasTables& t, int64_t entries)
+        : distance(t.position.present() ? t.position.size() + 1 : 0), bucket(t.time ? entries : 0) {}
+};
+
+// The bins' partial sums, added in their fixed order, into the gradients of the tables (distances beyond the table meet at its end).
+inline void add_up(const AttentionCall& call, const std::vector<BiasGradients>& partial) {
+    std::vector<double> position(call.grad_position ? call.position_entries : 0), time(call.grad_time ? call.time_entries : 0);
+    const int64_t n = (call.position_entries + 1) / 2;
+    for (const BiasGradients& bin : partial) {
+        for (size_t d = 0; d < bin.distance.size() && !position.empty(); ++d)
+            position[std::min<int64_t>(d, n - 1) + n - 1] += bin.distance[d];
+        for (size_t b = 0; b < bin.bucket.size() && !time.empty(); ++b) time[b] += bin.bucket[b];
+    }
+    std::copy(position.begin(), position.end(), call.grad_position);
+    std::copy(time.begin(), time.end(), call.grad_time);
+}
+
+class BiasTile {
+  public:
+    float values[ROWS * LD];     // what a tile adds to the scores (HSTU), or the time map alone (FuXi)
+    float gradient[ROWS * LD];   // summed over heads by the caller
+
+    // Fills `values` over every panel's computed columns. With `note`, remembers the changes of buckets for `add_time_gradient`.
+    void fill(const AttentionCall& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
+              bool with_position, bool note) {
+        tables_ = &tables, block_ = &block, tile_ = tile;
+        if (tables.time) start_columns(call, s);
+        changes_.clear();
+        const bool sorted = tables.time && in_order(call, s);
+        for (int64_t panel = 0; panel < block.rows; panel += MR) {
+            const int64_t count = std::min<int64_t>(MR, block.rows - panel);
+            const PanelRange range(block, panel, count, tile);
+            for (int64_t r = panel; r < panel + count; ++r) {
+                row_begin_[r] = changes_.size();
+                if (range.empty()) continue;
+                if (tables.time) {
+                    const int64_t time = call.q_times[s.q0 + block.first + r];
+                    sorted ? step_sorted(r, time, range, note) : step_any(r, time, range, note);
+                }
+                write_row(r, range, with_position);
+            }
+        }
+        row_begin_[block.rows] = changes_.size();
+    }
+
+    // distance[d] += the gradient of every pair d apart; `along` is turned round like PositionTable.
+    void add_position_gradient(float* along, const float* from) const {
+        for_rows([&](int64_t r, const PanelRange& range) {
+            float* to = along + tables_->position.size() - block_->position[r] + tile_;
+            for (int64_t c = range.first; c < range.last; c += W) store(to + c, load(to + c) + load(from + r * LD + c));
+        });
+    }
+
+    void add_time_gradient(std::vector<double>& bucket, const float* from) {
+        float sum[KEYS + W] = {};
+        for_rows([&](int64_t r, const PanelRange& range) {
+            for (size_t i = row_begin_[r]; i < row_begin_[r + 1]; ++i) {
+                const Change& change = changes_[i];
+                bucket[change.from] += sum[change.column];
+                sum[change.column] = 0.0f;
+            }
+            for (int64_t c = range.first; c < range.last; c += W) store(sum + c, load(sum + c) + load(from + r * LD + c));
+        });
+        for (int64_t c = 0; c < KEYS; ++c)
+            if (sum[c] != 0.0f) bucket[bucket_[c]] += sum[c];
+    }
+
+  private:
+    struct Change {
+        uint16_t column;
+        int16_t from;
+    };
+
+    template <typename F>
+    void for_rows(F&& body) const {
+        for (int64_t panel = 0; panel < block_->rows; panel += MR) {
+            const int64_t count = std::min<int64_t>(MR, block_->rows - panel);
+            const PanelRange range(*block_, panel, count, tile_);
+            if (range.empty()) continue;
+            for (int64_t r = panel; r < panel + count; ++r) body(r, range);
+        }
+    }
+
+    // Whether no query time falls and none lies before a key it sees: then buckets only grow down a column.
+    bool in_order(const AttentionCall& call, const Sequence& s) const {
+        const int64_t* queries = call.q_times + s.q0 + block_->first;
+        for (int64_t r = 1; r < block_->rows; ++r)
+            if (queries[r] < queries[r - 1]) return false;
+        const int64_t end = std::min<int64_t>(tile_ + KEYS, block_->high[block_->rows - 1]);
+        const int64_t first = s.keys - s.queries + block_->first;
+        for (int64_t j = tile_; j < end; ++j) {
+            const int64_t row = std::max<int64_t>(0, j - first);  // the first row that may see key j
+            if (row < block_->rows && call.k_times[s.k0 + j] > queries[row]) return false;
+        }
+        return true;
+    }
+
+    void start_columns(const AttentionCall& call, const Sequence& s) {
+        const int64_t time = call.q_times[s.q0 + block_->first];
+        const int64_t end = std::min<int64_t>(KEYS, s.keys - tile_);
+        for (int64_t c = 0; c < end; ++c) {
+            const int64_t key = key_time_[c] = call.k_times[s.k0 + tile_ + c];
+            set(c, key > time ? 0 : tables_->buckets.of(time_apart(time, key)));
+        }
+        for (int64_t c = end; c < KEYS; ++c) {
+            bucket_[c] = 0, value_[c] = 0.0f;
+            key_time_[c] = 0, leaves_[c] = INT64_MAX;
+        }
+    }
+
+    void set(int64_t c, int bucket) {
+        bucket_[c] = static_cast<int16_t>(bucket);
+        leaves_[c] = tables_->buckets.leaves(bucket, key_time_[c]);
+        value_[c] = tables_->time[bucket];
+    }
+
+    void change(int64_t c, int bucket, bool note) {
+        if (note) changes_.push_back({static_cast<uint16_t>(c), bucket_[c]});
+        set(c, bucket);
+    }
+
+    void step_sorted(int64_t, int64_t time, const PanelRange& range, bool note) {
+        typedef int64_t vl __attribute__((vector_size(32), aligned(8), may_alias));
+        const vl now = {time, time, time, time};
+        for (int64_t c = range.first; c < range.last; c += 4) {
+            const vl due = now >= *reinterpret_cast<const vl*>(leaves_ + c);
+            if (!(due[0] | due[1] | due[2] | due[3])) continue;
+            for (int64_t i = c; i < c + 4; ++i)
+                if (time >= leaves_[i]) change(i, tables_->buckets.of(time_apart(time, key_time_[i])), note);
+        }
+    }
+
+    void step_any(int64_t r, int64_t time, const PanelRange& range, bool note) {
+        const int64_t end = std::min(range.end, block_->high[r] - tile_);
+        for (int64_t c = std::max<int64_t>(0, block_->low[r] - tile_); c < end; ++c) {
+            const int bucket = tables_->buckets.of(time_apart(time, key_time_[c]));
+            if (bucket != bucket_[c]) change(c, bucket, note);
+        }
+    }
+
+    void write_row(int64_t r, const PanelRange& range, bool with_position) {
+        float* to = values + r * LD;
+        const float* along = with_position && tables_->position.present() ? tables_->position.at(block_->position[r]) + tile_ : nullptr;
+        for (int64_t c = range.first; c < range.last; c += W) {
+            vf v = tables_->time ? load(value_ + c) : vf{};
+            if (along) v += load(along + c);
+            store(to + c, v);
+        }
+    }
+
+    const BiasTables* tables_;
+    const RowBlock* block_;
+    int64_t tile_;
+    int64_t key_time_[KEYS], leaves_[KEYS];
+    int16_t bucket_[KEYS];
+    float value_[KEYS];
+    size_t row_begin_[ROWS + 1];
+    std::vector<Change> changes_;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,142 @@
+// HSTU attention, forward: SiLU(scale q·k + bias) / divisor · v over jagged sequences, tile by tile.
+//
+// For a block of queries and a tile of keys the bias is made once and used by all heads. Six rows of scores are computed, turned
+// into weights and multiplied with the values while they are still in the first-level cache.
+#include <atomic>
+#include <memory>
+
+#include "attention_bias.h"
+#include "export.h"
+
+namespace slipstream {
+namespace {
+
+struct Buffers {
+    float *keys_t, *values, *sums;  // per head: transposed keys, padded values, the block's outputs
+    int64_t keys_t_step, values_step, sums_step;
+};
+
+int64_t scratch_floats(const AttentionCall& call, int64_t most, int64_t padded) {
+    const int64_t n = round_up(most, W2);
+    return call.heads * (round_up(n * call.key_width, 16) + round_up(n * padded, 16) + ROWS * padded + 16) + 64;
+}
+
+// Scores -> weights in place; what the row does not see becomes zero.
+template <bool BIAS>
+inline void weigh_row(float* row, const float* bias, float scale, const PanelRange& range, int64_t low, int64_t high) {
+    for (int64_t c = range.first; c < range.last; c += W) {
+        vf x = load(row + c) * scale;
+        if (BIAS) x += load(bias + c);
+        store(row + c, x * sigmoid(x));
+    }
+    for (int64_t c = range.begin; c < low; ++c) row[c] = 0.0f;
+    for (int64_t c = high; c < range.end; ++c) row[c] = 0.0f;
+}
+
+template <bool BIAS>
+void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, int64_t tile, const Buffers& buf,
+              const float* bias, int64_t padded) {
+    alignas(64) float scores[MR * LD];
+    const int64_t q_stride = call.heads * call.key_width;
+    for (int64_t h = task.head_begin; h < task.head_end; ++h) {
+        const float* q = call.q + (s.q0 + block.first) * q_stride + h * call.key_width;
+        const int64_t local = h - task.head_begin;
+        const float* keys_t = buf.keys_t + local * buf.keys_t_step + tile * call.key_width;
+        const float* values = buf.values + local * buf.values_step + tile * padded;
+        float* sums = buf.sums + local * buf.sums_step;
+        for (int64_t r0 = 0; r0 < block.rows; r0 += MR) {
+            const int count = static_cast<int>(std::min<int64_t>(MR, block.rows - r0));
+            const PanelRange range(block, r0, count, tile);
+            if (range.empty()) continue;
+            multiply_panel<false, true>(count, range.last - range.first, call.key_width, q + r0 * q_stride, q_stride,
+                                        keys_t + range.first * call.key_width, W2, W2 * call.key_width, scores + range.first, LD);
+            for (int64_t r = 0; r < count; ++r)
+                weigh_row<BIAS>(scores + r * LD, bias + (r0 + r) * LD, call.scale, range, block.low[r0 + r] - tile,
+                                std::max(range.begin, block.high[r0 + r] - tile));
+            multiply_panel<false, false>(count, padded, range.end - range.begin, scores + range.begin, LD, values + range.begin * padded,
+                                         padded, W2, sums + r0 * padded, padded);
+        }
+    }
+}
+
+// A candidate's own key, which no tile holds.
+void add_self(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
+              const Buffers& buf, int64_t padded) {
+    for (int64_t r = 0; r < block.rows; ++r) {
+        const int64_t p = s.keys - s.queries + block.first + r;
+        if (p < s.history) continue;
+        const int64_t query = s.q0 + block.first + r, key = s.k0 + p;
+        float bias = tables.position.present() ? *(tables.position.at(0)) : 0.0f;
+        if (tables.time) bias += tables.time[tables.buckets.of(time_apart(call.q_times[query], call.k_times[key]))];
+        for (int64_t h = task.head_begin; h < task.head_end; ++h) {
+            const float* q = call.q + (query * call.heads + h) * call.key_width;
+            const float* k = call.k + (key * call.heads + h) * call.key_width;
+            const float* v = call.v + (key * call.heads + h) * call.value_width;
+            float score = 0.0f;
+            for (int64_t d = 0; d < call.key_width; ++d) score += q[d] * k[d];
+            const vf x = splat(score * call.scale + bias);
+            const float weight = (x * sigmoid(x))[0];
+            float* sum = buf.sums + (h - task.head_begin) * buf.sums_step + r * padded;
+            for (int64_t d = 0; d < call.value_width; ++d) sum[d] += weight * v[d];
+        }
+    }
+}
+
+void run_task(const AttentionCall& call, const Task& task, const BiasTables& tables, BiasTile& bias, Scratch& scratch) {
+    const Sequence s = sequence_of(call, task.sequence);
+    const int64_t heads = task.head_end - task.head_begin, padded = round_up(call.value_width, W), n = round_up(s.keys, W2);
+    Buffers buf;
+    buf.keys_t_step = round_up(n * call.key_width, 16);
+    buf.values_step = round_up(n * padded, 16);
+    buf.sums_step = ROWS * padded;
+    buf.keys_t = scratch.take(heads * buf.keys_t_step);
+    buf.values = scratch.take(heads * buf.values_step);
+    buf.sums = scratch.take(heads * buf.sums_step);
+    const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
+    for (int64_t i = 0; i < heads; ++i) {
+        const int64_t h = task.head_begin + i;
+        pack_transposed(call.k + s.k0 * k_stride + h * call.key_width, k_stride, s.history, call.key_width, buf.keys_t + i * buf.keys_t_step);
+        pack_rows(call.v + s.k0 * v_stride + h * call.value_width, v_stride, s.history, call.value_width, padded,
+                  buf.values + i * buf.values_step);
+    }
+    for (int64_t start = 0; start < s.queries; start += ROWS) {
+        const RowBlock block(s, call.window, start);
+        std::fill(buf.sums, buf.sums + heads * buf.sums_step, 0.0f);
+        for (int64_t tile = block.tile_begin(); tile < block.tile_end(); tile += KEYS) {
+            if (tables.any()) bias.fill(call, tables, s, block, tile, true, false);
+            (tables.any() ? run_tile<true> : run_tile<false>)(call, task, s, block, tile, buf, bias.values, padded);
+        }
+        if (s.history < s.keys) add_self(call, task, s, block, tables, buf, padded);
+        for (int64_t i = 0; i < heads; ++i)
+            unpack_rows(buf.sums + i * buf.sums_step, padded, block.rows, call.value_width, call.inverse_divisor,
+                        call.out + (s.q0 + start) * v_stride + (task.head_begin + i) * call.value_width, v_stride);
+    }
+}
+
+}  // namespace
+}  // namespace slipstream
+
+// Returns 0, or 1 when memory ran out.
+SLIPSTREAM_API int32_t ss_hstu_forward(const slipstream::AttentionCall* call_pointer) {
+    using namespace slipstream;
+    const AttentionCall& call = *call_pointer;
+    const auto bins = plan_bins(call);
+    const BiasTables tables(call);
+    const int64_t floats = scratch_floats(call, longest(call), round_up(call.value_width, W));
+    std::atomic<int32_t> failed{0};
+#pragma omp parallel num_threads(call.threads)
+    {
+        Scratch& scratch = thread_scratch();
+        std::unique_ptr<BiasTile> bias(new (std::nothrow) BiasTile);
+        if (!bias || !scratch.reserve(floats)) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < bins.size(); ++i)
+            for (const Task& task : bins[i]) {
+                if (failed) continue;
+                scratch.reserve(floats);
+                run_task(call, task, tables, *bias, scratch);
+            }
+        scratch.trim();
+    }
+    return failed;
+}

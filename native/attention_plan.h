@@ -1,0 +1,156 @@
+// The shape of one attention call: who sees whom, how the work is cut into tasks, and the scratch memory of a thread.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "matrix_tiles.h"
+
+namespace slipstream {
+
+// Mirrored field by field by slipstream/ops/attention_native.py.
+struct AttentionCall {
+    const float *q, *k, *v;             // [T, H, K], [S, H, K], [S, H, V], contiguous
+    const int64_t *q_offsets, *k_offsets;
+    const int64_t *q_times, *k_times;   // null without a time table
+    const int64_t* candidates;          // null for none
+    const float *position, *time;       // tables or null
+    const int64_t* borders;             // smallest |dt| of every bucket
+    float* out;                         // [T, H, V], or [T, 3, H, V]
+    const float* grad_out;              // backward only, like out
+    float *grad_q, *grad_k, *grad_v, *grad_position, *grad_time;
+    int64_t sequences, heads, key_width, value_width;
+    int64_t position_entries, time_entries;
+    int64_t window;                     // 0 for none
+    float inverse_divisor, scale;
+    int32_t threads;
+};
+
+constexpr int ROWS = 96;          // queries of a block, a multiple of MR
+constexpr int KEYS = 128;         // keys of a tile, a multiple of W2
+constexpr int LD = KEYS + 16;     // row stride of a tile: off the powers of two, and room for zeros past the end
+
+struct Sequence {
+    int64_t q0, k0, queries, keys, history;
+};
+
+inline Sequence sequence_of(const AttentionCall& call, int64_t b) {
+    const int64_t q0 = call.q_offsets[b], k0 = call.k_offsets[b];
+    const int64_t keys = call.k_offsets[b + 1] - k0;
+    return {q0, k0, call.q_offsets[b + 1] - q0, keys, keys - (call.candidates ? call.candidates[b] : 0)};
+}
+
+// One block of query rows: the keys [low, high) each row sees (a candidate sees itself besides), and the row's position.
+struct RowBlock {
+    int64_t first, rows;
+    int64_t low[ROWS], high[ROWS], position[ROWS];
+
+    RowBlock(const Sequence& s, int64_t window, int64_t start) : first(start), rows(std::min<int64_t>(ROWS, s.queries - start)) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t p = s.keys - s.queries + start + r;
+            position[r] = std::min(p, s.history);
+            high[r] = std::min(p + 1, s.history);
+            low[r] = window ? std::max<int64_t>(0, position[r] - window + 1) : 0;
+        }
+    }
+    // The tiles that some row of the block sees: both ends grow from row to row.
+    int64_t tile_begin() const { return low[0] / KEYS * KEYS; }
+    int64_t tile_end() const { return high[rows - 1]; }
+};
+
+// The columns of a tile that a panel of rows needs: visible ones [begin, end), computed ones [first, last).
+struct PanelRange {
+    int64_t begin, end, first, last;
+
+    PanelRange(const RowBlock& block, int64_t row, int64_t count, int64_t tile) {
+        begin = std::max<int64_t>(0, block.low[row] - tile);
+        end = std::min<int64_t>(KEYS, block.high[row + count - 1] - tile);
+        first = begin / W2 * W2;
+        last = round_up(end, W);
+    }
+    bool empty() const { return begin >= end; }
+};
+
+// A task is one sequence with some of its heads; a bin is a list of tasks with its own partial bias gradients. Which task falls in
+// which bin depends only on the shapes and the number of threads, so sums have a fixed order whoever runs the bin.
+struct Task {
+    int64_t sequence, head_begin, head_end;
+    double cost;
+};
+
+inline std::vector<std::vector<Task>> plan_bins(const AttentionCall& call) {
+    std::vector<Task> tasks;
+    double total = 0;
+    for (int64_t b = 0; b < call.sequences; ++b) {
+        const Sequence s = sequence_of(call, b);
+        const double rows = static_cast<double>(s.queries);
+        const double seen = static_cast<double>(s.keys) - rows / 2 + 16;
+        if (s.keys) tasks.push_back({b, 0, call.heads, rows * seen + 32.0 * s.keys});
+    }
+    for (const Task& t : tasks) total += t.cost;
+    const int64_t parts = std::min<int64_t>(call.heads, call.threads);
+    if (parts > 1) {  // a sequence that would keep one thread busy alone is cut by heads
+        std::vector<Task> cut;
+        for (const Task& t : tasks) {
+            const int64_t pieces = t.cost * 2 * call.threads > total ? parts : 1;
+            for (int64_t i = 0; i < pieces; ++i)
+                cut.push_back({t.sequence, call.heads * i / pieces, call.heads * (i + 1) / pieces, t.cost / pieces});
+        }
+        tasks.swap(cut);
+    }
+    std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+    const size_t count = std::min<size_t>(tasks.size(), 16 * std::max(1, call.threads));
+    std::vector<std::vector<Task>> bins(count);
+    std::vector<double> load(count, 0.0);
+    for (const Task& t : tasks) {  // longest first into the emptiest bin
+        const size_t at = std::min_element(load.begin(), load.end()) - load.begin();
+        bins[at].push_back(t);
+        load[at] += t.cost;
+    }
+    return bins;
+}
+
+inline int64_t longest(const AttentionCall& call) {
+    int64_t most = 0;
+    for (int64_t b = 0; b < call.sequences; ++b) most = std::max(most, call.k_offsets[b + 1] - call.k_offsets[b]);
+    return most;
+}
+
+// Memory of one thread, kept between calls (fresh pages are dear) unless it is very large.
+class Scratch {
+  public:
+    ~Scratch() { free(base_); }
+    bool reserve(int64_t floats) {
+        if (floats > size_) {
+            free(base_);
+            base_ = static_cast<float*>(aligned_alloc(64, round_up(floats * 4, 64)));
+            size_ = base_ ? floats : 0;
+        }
+        next_ = base_;
+        return base_ || !floats;
+    }
+    float* take(int64_t floats) {
+        float* p = next_;
+        next_ += round_up(floats, 16);
+        return p;
+    }
+    void trim() {
+        if (size_ > (int64_t{64} << 20) / 4) {
+            free(base_);
+            base_ = nullptr;
+            size_ = 0;
+        }
+    }
+
+  private:
+    float *base_ = nullptr, *next_ = nullptr;
+    int64_t size_ = 0;
+};
+
+inline Scratch& thread_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,109 @@
+// Small dense products in registers: C[M x N] += A[M x K] B[K x N], six rows by two vectors at a time.
+//
+// Every element of C is one chain of multiply-adds over k in ascending order, whatever the tile sizes: a row's result does not
+// depend on its neighbours, which is why a prefix equals the same rows of a longer sequence bit for bit.
+#pragma once
+#include "vector_math.h"
+
+namespace slipstream {
+
+constexpr int MR = 6;  // rows of a micro-kernel: 6 x 2 accumulators + 2 of B + 1 of A fit 16 registers
+#define SLIPSTREAM_NOINLINE __attribute__((noinline))
+
+// A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns). noinline: GCC spills the accumulators when it inlines this.
+template <int M, int NV, bool COLUMNS, bool ZERO>
+SLIPSTREAM_NOINLINE void micro_kernel(int64_t depth, const float* __restrict a, int64_t lda, const float* __restrict b, int64_t ldb,
+                                      float* __restrict c, int64_t ldc) {
+    vf acc[M][NV];
+    for (int r = 0; r < M; ++r)
+        for (int n = 0; n < NV; ++n) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < depth; ++k) {
+        vf row[NV];
+        for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
+        for (int r = 0; r < M; ++r) {
+            const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
+            for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
+        }
+        a += COLUMNS ? lda : 1;
+        b += ldb;
+    }
+    for (int r = 0; r < M; ++r)
+        for (int n = 0; n < NV; ++n) store(c + r * ldc + n * W, acc[r][n]);
+}
+
+typedef void (*Kernel)(int64_t, const float*, int64_t, const float*, int64_t, float*, int64_t);
+
+template <int NV, bool COLUMNS, bool ZERO>
+inline Kernel kernel_for(int rows) {
+    static constexpr Kernel table[MR] = {micro_kernel<1, NV, COLUMNS, ZERO>, micro_kernel<2, NV, COLUMNS, ZERO>,
+                                         micro_kernel<3, NV, COLUMNS, ZERO>, micro_kernel<4, NV, COLUMNS, ZERO>,
+                                         micro_kernel<5, NV, COLUMNS, ZERO>, micro_kernel<6, NV, COLUMNS, ZERO>};
+    return table[rows - 1];
+}
+
+// One panel of at most MR rows against `columns` (a multiple of W) columns of B. Steps of two vectors through B are `panel` apart.
+template <bool COLUMNS, bool ZERO>
+inline void multiply_panel(int rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
+                           int64_t panel, float* c, int64_t ldc) {
+    const Kernel wide = kernel_for<2, COLUMNS, ZERO>(rows);
+    int64_t n = 0;
+    for (; n + W < columns; n += W2, b += panel) wide(depth, a, lda, b, ldb, c + n, ldc);
+    if (n < columns) kernel_for<1, COLUMNS, ZERO>(rows)(depth, a, lda, b, ldb, c + n, ldc);
+}
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v8_any __attribute__((vector_size(32), aligned(4), may_alias));
+
+// dst[c * ldd + r] = src[r * lds + c] for an 8 x 8 block.
+inline void transpose_8x8(const float* src, int64_t lds, float* dst, int64_t ldd) {
+    typedef int32_t m8 __attribute__((vector_size(32)));
+    v8 x[8], y[8];
+    for (int r = 0; r < 8; ++r) x[r] = *reinterpret_cast<const v8_any*>(src + r * lds);
+    for (int r = 0; r < 8; r += 2) {
+        y[r] = __builtin_shuffle(x[r], x[r + 1], m8{0, 8, 1, 9, 4, 12, 5, 13});
+        y[r + 1] = __builtin_shuffle(x[r], x[r + 1], m8{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    for (int r = 0; r < 8; r += 4)
+        for (int s = 0; s < 2; ++s) {
+            x[r + 2 * s] = __builtin_shuffle(y[r + s], y[r + 2 + s], m8{0, 1, 8, 9, 4, 5, 12, 13});
+            x[r + 2 * s + 1] = __builtin_shuffle(y[r + s], y[r + 2 + s], m8{2, 3, 10, 11, 6, 7, 14, 15});
+        }
+    for (int r = 0; r < 4; ++r) {
+        *reinterpret_cast<v8_any*>(dst + r * ldd) = __builtin_shuffle(x[r], x[r + 4], m8{0, 1, 2, 3, 8, 9, 10, 11});
+        *reinterpret_cast<v8_any*>(dst + (r + 4) * ldd) = __builtin_shuffle(x[r], x[r + 4], m8{4, 5, 6, 7, 12, 13, 14, 15});
+    }
+}
+
+// Panels of W2 source rows, transposed: dst[panel][column][row in panel], zero rows past the end.
+inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float* dst) {
+    for (int64_t r0 = 0; r0 < rows; r0 += W2, dst += columns * W2) {
+        for (int64_t r = 0; r < W2; r += 8) {
+            const int64_t left = rows - r0 - r;
+            const float* from = src + (r0 + r) * stride;
+            int64_t c = 0;
+            if (left >= 8)
+                for (; c + 8 <= columns; c += 8) transpose_8x8(from + c, stride, dst + c * W2 + r, W2);
+            for (; c < columns; ++c)
+                for (int64_t i = 0; i < 8; ++i) dst[c * W2 + r + i] = i < left ? from[i * stride + c] : 0.0f;
+        }
+    }
+}
+
+// Rows copied side by side into `padded` columns, zero-filled.
+inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, int64_t padded, float* dst) {
+    for (int64_t r = 0; r < rows; ++r, src += stride, dst += padded) {
+        memcpy(dst, src, sizeof(float) * columns);
+        for (int64_t c = columns; c < padded; ++c) dst[c] = 0.0f;
+    }
+}
+
+// dst[r * stride + c] = factor * src[r * padded + c].
+inline void unpack_rows(const float* src, int64_t padded, int64_t rows, int64_t columns, float factor, float* dst, int64_t stride) {
+    for (int64_t r = 0; r < rows; ++r, src += padded, dst += stride)
+        for (int64_t c = 0; c < columns; ++c) dst[c] = factor * src[c];
+}
+
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+}  // namespace slipstream

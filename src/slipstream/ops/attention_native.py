@@ -1,0 +1,106 @@
+"""The compiled attention (native/attention_*.cpp) as differentiable PyTorch functions. fp32 on a CPU; nothing is kept but the inputs."""
+
+import ctypes
+from typing import Any
+
+import torch
+
+from slipstream.ops import native
+from slipstream.ops.attention_types import AttentionArguments
+
+_POINTERS = (
+    *("q", "k", "v", "q_offsets", "k_offsets", "q_times", "k_times", "candidates", "position", "time", "borders"),
+    *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position", "grad_time"),
+)
+_SIZES = ("sequences", "heads", "key_width", "value_width", "position_entries", "time_entries", "window")
+
+
+class _Call(ctypes.Structure):
+    """`AttentionCall` of native/attention_plan.h, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _SIZES),
+        ("inverse_divisor", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+    )
+
+
+def _size(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel()
+
+
+def _run(function: str, a: AttentionArguments, **outputs: torch.Tensor | None) -> None:
+    tensors = {
+        "q": a.q_THK,
+        "k": a.k_SHK,
+        "v": a.v_SHV,
+        "q_offsets": a.q_offsets_B1,
+        "k_offsets": a.k_offsets_B1,
+        "q_times": a.timestamps_T,
+        "k_times": a.k_timestamps_S,
+        "candidates": a.num_candidates_B,
+        "position": a.position_P,
+        "time": a.time_W,
+        "borders": a.borders_W,
+    } | outputs
+    kept = {name: tensor.contiguous() if tensor is not None else None for name, tensor in tensors.items()}
+    call = _Call(
+        **{name: native.pointer(tensor) for name, tensor in kept.items()},
+        sequences=a.q_offsets_B1.numel() - 1,
+        heads=a.q_THK.shape[1],
+        key_width=a.q_THK.shape[2],
+        value_width=a.v_SHV.shape[2],
+        position_entries=_size(a.position_P),
+        time_entries=_size(a.time_W),
+        window=a.window or 0,
+        inverse_divisor=1.0 / a.divisor,
+        scale=a.scale,
+        threads=torch.get_num_threads(),
+    )
+    library = native.library()
+    if library is None:
+        raise RuntimeError("the native kernels were not built; use back-end 'reference'")
+    if getattr(library, function)(ctypes.byref(call)) != 0:
+        raise MemoryError("the native attention could not get its scratch memory; use shorter sequences or fewer threads")
+
+
+class _Attention(torch.autograd.Function):
+    """Forward and backward of one call; the tensors that carry gradients are given one by one, the rest in `a`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: AttentionArguments,
+        name: str,
+        shape: tuple[int, ...],
+        q_THK: torch.Tensor,
+        k_SHK: torch.Tensor,
+        v_SHV: torch.Tensor,
+        position_P: torch.Tensor | None,
+        time_W: torch.Tensor | None,
+    ) -> torch.Tensor:
+        out = torch.empty(shape)
+        _run(f"ss_{name}_forward", a, out=out)
+        ctx.save_for_backward(q_THK, k_SHK, v_SHV, position_P, time_W)
+        ctx.arguments, ctx.name = a, name
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a: AttentionArguments = ctx.arguments
+        _ = ctx.saved_tensors  # raises if an input was changed in place since the forward pass
+        inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
+        grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in inputs]
+        names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time")
+        _run(f"ss_{ctx.name}_backward", a, grad_out=grad_out, **dict(zip(names, grads, strict=True)))
+        return (None, None, None, *grads)
+
+
+def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
+    """HSTU's attention, or with `fuxi` FuXi's three channels, by the compiled kernels."""
+    heads, width = a.v_SHV.shape[1:]
+    shape = (a.q_THK.shape[0], *((3,) if fuxi else ()), heads, width)
+    return _Attention.apply(a, "fuxi" if fuxi else "hstu", shape, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
