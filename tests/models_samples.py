@@ -48,7 +48,7 @@ def given(lengths, candidates=None, dim=8, dtype=torch.float64, seed=0, user_fea
         next_timestamps_T=next_times,
         token_ids_T=ids,
         labels_TA=torch.randint(0, 2, (tokens, len(TASKS)), generator=generator).float(),
-        num_candidates_B=None if candidates is None else torch.tensor(candidates),
+        num_candidates_B=None if candidates is None else torch.tensor(candidates, dtype=torch.int64),
         dropout_seed=dropout_seed,
     )
 

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from models_samples import KINDS, TASKS, given, model, part, rows_of
+from slipstream.errors import SlipstreamError
 from slipstream.models.build import build_model
 from slipstream.models.config import ModelConfig
 
@@ -145,6 +146,6 @@ def test_wrong_calls_are_told_apart():
         ranker(replace(batch, labels_TA=batch.labels_TA[:, :1]))
     with pytest.raises(ValueError, match=r"built with 'item\.genre'"):
         model("hstu", item_features=("genre",))(batch)
-    with pytest.raises(ValueError, match="does not fit the model's 16 positions"):
+    with pytest.raises(SlipstreamError, match="17 tokens does not fit the model's 16 positions"):
         model("hstu")(given([17]))
     assert model("hstu", position_embedding=False)(given([17])).shape == (17, 8)  # relative positions reach their last entry

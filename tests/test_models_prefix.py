@@ -153,6 +153,15 @@ def test_a_candidate_scores_as_if_it_were_the_only_one():
         assert_close(net(one)[6], scores[candidate], atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_prefix_holds_its_keys_and_values_and_no_more(kind):
+    net = model(kind)
+    for kv in net.prefill(given([5, 4])):
+        for tensor in (kv.k_SHK, kv.v_SHV):
+            assert tensor.is_contiguous()
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
 def test_a_past_that_does_not_belong_is_refused():
     net, batch = model("hstu"), given([5, 4])
     past = net.prefill(batch)

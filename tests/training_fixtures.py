@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore, write_store
 from slipstream.training.config import Recipe
 
@@ -47,3 +49,25 @@ def small_recipe(**changes: Any) -> Recipe:
     for key, value in changes.items():
         content[key] = {**content[key], **value} if isinstance(value, dict) and isinstance(content.get(key), dict) else value
     return Recipe.model_validate(content)
+
+
+def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
+    """Some users of a batch as a batch of their own."""
+    spans = [slice(int(batch.offsets_B1[b]), int(batch.offsets_B1[b + 1])) for b in users]
+    lengths = batch.lengths_B[users]
+
+    def tokens(value_T: torch.Tensor) -> torch.Tensor:
+        return torch.cat([value_T[span] for span in spans])
+
+    return JaggedBatch(
+        sample_ids_B=batch.sample_ids_B[users],
+        first_positions_B=batch.first_positions_B[users],
+        offsets_B1=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        items_T=tokens(batch.items_T),
+        timestamps_T=tokens(batch.timestamps_T),
+        next_items_T=tokens(batch.next_items_T),
+        next_timestamps_T=tokens(batch.next_timestamps_T),
+        supervised_T=tokens(batch.supervised_T),
+        actions={name: tokens(value) for name, value in batch.actions.items()},
+        user_features={name: value[users] for name, value in batch.user_features.items()},
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from slipstream.errors import SlipstreamError
 from slipstream.models.config import ModelConfig
 from slipstream.models.inputs import Layout
 from slipstream.models.jagged import join_order, leading_tokens, offsets_from_lengths, sequence_and_place
@@ -109,9 +110,9 @@ class Backbone(nn.Module):
         if view.num_candidates_B is not None:
             position_T = torch.minimum(position_T, (total_B - view.num_candidates_B)[sequence_T])
         if position_T.numel() and int(position_T.max()) >= self.capacity:
-            raise ValueError(
+            raise SlipstreamError(
                 f"a sequence of {int(position_T.max()) + 1} tokens does not fit the model's {self.capacity} positions; "
-                "cut histories to max_len or train with a larger one"
+                "cut histories to the model's max_len, or train with a larger one or without position_embedding"
             )
         return position_T
 
@@ -144,5 +145,6 @@ def _view(layout: Layout, past: list[KV] | None) -> View:
 
 def _without_candidates(k_SHK: torch.Tensor, v_SHV: torch.Tensor, view: View) -> KV:
     offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
-    whole = KV(k_SHK, v_SHV, view.key_timestamps_S, offsets_B1)
+    # Copied out, or the cache would keep the whole projection alive that k and v are cut from.
+    whole = KV(k_SHK.contiguous(), v_SHV.contiguous(), view.key_timestamps_S, offsets_B1)
     return whole if view.num_candidates_B is None else whole.first(offsets_B1.diff() - view.num_candidates_B)

@@ -8,10 +8,7 @@ logarithm of each item's probability for the logQ correction.
 import numpy as np
 import torch
 
-from slipstream.ops import counter_random
-
-_DRAWN_AT_ONCE = 1 << 16  # numbers per chunk: the passes of the mixer then stay in cache
-_LOW_32 = (1 << 32) - 1
+from slipstream.ops.item_draws import draw_items
 
 
 class UniformNegatives:
@@ -22,13 +19,13 @@ class UniformNegatives:
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items
 
-    def pick(self, bits: torch.Tensor) -> torch.Tensor:
-        """Items for random 64-bit values: the top 32 bits scaled to the catalogue."""
-        return bits.bitwise_right_shift_(32).bitwise_and_(_LOW_32).mul_(self.num_items).bitwise_right_shift_(32)
+    def draw(self, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
+        """int64 [T, count]: the negatives of the tokens named `token_ids_T`."""
+        return draw_items(seed, token_ids_T, count, self.num_items)
 
 
 class PopularityNegatives(UniformNegatives):
-    """Items by weight, O(1) a draw: the top bits choose a column of the alias table, the low bits choose between its two items."""
+    """Items by weight, O(1) a draw."""
 
     def __init__(self, weights_N: np.ndarray) -> None:
         super().__init__(len(weights_N))
@@ -41,10 +38,8 @@ class PopularityNegatives(UniformNegatives):
         with np.errstate(divide="ignore"):
             self.log_q_N = torch.from_numpy(np.log(share_N))
 
-    def pick(self, bits: torch.Tensor) -> torch.Tensor:
-        low = bits & _LOW_32
-        column = super().pick(bits)
-        return torch.where(low < self.threshold_N[column], column, self.alias_N[column])
+    def draw(self, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
+        return draw_items(seed, token_ids_T, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N)
 
 
 def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,13 +66,3 @@ def training_counts(items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int,
     np.add.at(steps, ends_U, -1)
     in_training_N = np.cumsum(steps[:-1]) > 0
     return np.bincount(items_N[in_training_N], minlength=num_items)
-
-
-def draw(sampler: UniformNegatives, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [T, count]: the negatives of the tokens named `token_ids_T`."""
-    negatives_TR = torch.empty(token_ids_T.numel(), count, dtype=torch.int64)
-    rows = max(1, _DRAWN_AT_ONCE // count)
-    for start in range(0, token_ids_T.numel(), rows):
-        part = slice(start, start + rows)
-        negatives_TR[part] = sampler.pick(counter_random.random_bits(seed, token_ids_T[part], count))
-    return negatives_TR

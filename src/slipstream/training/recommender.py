@@ -21,7 +21,7 @@ from slipstream.tables.rules import make_rule
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM, Features, labels_TA
 from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
-from slipstream.training.negatives import PopularityNegatives, UniformNegatives, draw, training_counts
+from slipstream.training.negatives import PopularityNegatives, UniformNegatives, training_counts
 
 _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
 
@@ -136,8 +136,8 @@ class Recommender:
         if kind == "catalogue":
             return None
         if kind == "shared":
-            return draw(self.negatives, seed, torch.zeros(1, dtype=torch.int64), config.negatives)[0]
-        return draw(self.negatives, seed, token_ids_S, config.negatives)
+            return self.negatives.draw(seed, torch.zeros(1, dtype=torch.int64), config.negatives)[0]
+        return self.negatives.draw(seed, token_ids_S, config.negatives)
 
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
