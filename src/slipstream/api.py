@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.config import load_recipe
+from slipstream.data.prepare import Choices, Progress
+from slipstream.data.prepare import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
@@ -76,6 +78,20 @@ class Run:
     def report(self) -> Path:
         """Draw report.html anew."""
         return write_report(self.directory)
+
+
+def prepare(
+    name: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> SequenceStore:
+    """Prepare a known data set or a log of one's own into a sequence store; the choices are those of `data.prepare.Choices`."""
+    chosen = Choices(source=None if source is None else Path(source), **choices)
+    return prepare_store(name, out, chosen, force=force, progress=progress)
 
 
 def open_store(data: str | os.PathLike[str] | SequenceStore | None) -> SequenceStore:

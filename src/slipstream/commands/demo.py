@@ -44,6 +44,7 @@ def demo(
 def demo_data(out: Path, source: Path | None) -> Path:
     """MovieLens-1M where it can be had, else latest-small from `source`, else synthetic; says which."""
     from slipstream import api
+    from slipstream.commands.data import Ticker
 
     console.rule("data")
     choices: list[tuple[str, Path | None, str]] = [("ml-1m", None, "MovieLens-1M")]
@@ -56,7 +57,8 @@ def demo_data(out: Path, source: Path | None) -> Path:
             console.print(f"{title}, prepared before in {target}")
             return target
         try:
-            api.prepare(name, target, source=place)
+            with Ticker() as progress:
+                api.prepare(name, target, source=place, progress=progress)
         except SlipstreamError as error:
             console.print(f"{title} cannot be had: {error}")
             continue

@@ -28,6 +28,10 @@ def reproduce(
     """
     from slipstream import api
     from slipstream.bench import reproduce as bench
+    from slipstream.commands.data import Ticker
 
-    store = api.prepare(dataset, data) if not (data / "store.json").exists() else api.open_store(data)
+    if not (data / "store.json").exists():
+        with Ticker() as progress:
+            api.prepare(dataset, data, progress=progress)
+    store = api.open_store(data)
     bench.reproduce(store, recipe or list(bench.RECIPES[dataset]), seeds, out, console, tuple(overrides or ()))
