@@ -82,5 +82,5 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, sentence):
 
 
 def test_an_unknown_recipe_says_so():
-    with pytest.raises(SlipstreamError, match="there is no recipe 'recipes/nope.yaml'"):
+    with pytest.raises(SlipstreamError, match=r"there is no recipe 'recipes/nope\.yaml'"):
         load_recipe(Tiny, "recipes/nope.yaml")

@@ -63,7 +63,7 @@ def test_grouped_auc_weighs_users_by_impressions_and_skips_one_class_users():
     scores = torch.tensor([0.9, 0.1, 0.2, 0.8, 0.5, 0.7])
     labels = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0])
     users = torch.tensor([1, 1, 2, 2, 2, 3])
-    # user 1: AUC 1 (2 impressions); user 2: positives .2 and .5 both below the negative .8: AUC 0 (3 impressions); user 3: one class
+    # user 1: AUC 1 (2 impressions); user 2: positives .2 and .5 below the negative .8: AUC 0 (3 impressions); user 3: one class
     assert metrics.grouped_area_under_curve(scores, labels, users) == pytest.approx(2 / 5)
 
 

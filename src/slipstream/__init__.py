@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 # What `import slipstream as ss` offers, loaded on first use so that the command line starts fast.
 _OFFERED = {"train": "api", "prepare": "api", "Run": "api", "Recipe": "training.config", "SequenceStore": "data.store", "ops": "ops"}
-__all__ = ["Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]  # noqa: F822
+__all__ = ["Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]
 
 
 def __getattr__(name: str) -> Any:

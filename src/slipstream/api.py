@@ -1,11 +1,11 @@
 """The Python face of the commands: `train` returns a `Run`, and a run can evaluate, recommend and export itself.
 
-    import slipstream as ss
+import slipstream as ss
 
-    store = ss.prepare("ml-1m", out="data/ml-1m")
-    run = ss.train("ml-1m-hstu", data=store, max_steps=2_000)
-    print(run.evaluate())
-    run.export("bundles/ml-1m")
+store = ss.prepare("ml-1m", out="data/ml-1m")
+run = ss.train("ml-1m-hstu", data=store, max_steps=2_000)
+print(run.evaluate())
+run.export("bundles/ml-1m")
 """
 
 import os
@@ -100,7 +100,7 @@ def open_store(data: str | os.PathLike[str] | SequenceStore | None) -> SequenceS
         return data
     if data is None:
         raise SlipstreamError("the recipe names no data; add data=DIR with the directory made by `slipstream data prepare`")
-    return SequenceStore.open(data)
+    return SequenceStore.open(Path(data))
 
 
 def train(

@@ -57,10 +57,19 @@ def content_version(description: dict[str, Any], tensors: dict[str, torch.Tensor
 
 
 def write_bundle(
-    directory: str | Path, recipe: dict[str, Any], sizes: dict[str, Any], tensors: dict[str, torch.Tensor], items: Path, **figures: Any
+    directory: str | Path,
+    recipe: dict[str, Any],
+    sizes: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    items: Path,
+    **figures: Any,
 ) -> str:
     """Write a bundle whole; returns its version. `figures` (metrics, step) are told but do not count for the version."""
-    decides = {"format": FORMAT, "recipe": {k: recipe[k] for k in ("task", "tasks", "model", "loss") if k in recipe}, "sizes": sizes}
+    decides = {
+        "format": FORMAT,
+        "recipe": {k: recipe[k] for k in ("task", "tasks", "model", "loss") if k in recipe},
+        "sizes": sizes,
+    }
     version = content_version(decides, tensors)
     with atomic_directory(directory) as temporary:
         save_file({name: value.detach().contiguous() for name, value in tensors.items()}, temporary / WEIGHTS)
@@ -74,7 +83,9 @@ def read_bundle(directory: str | Path) -> Bundle:
     """Open a bundle; a damaged or foreign one is one clear sentence."""
     directory = Path(directory)
     if not (directory / DESCRIPTION).is_file():
-        raise SlipstreamError(f"{directory} is not a bundle (no {DESCRIPTION}); make one with `slipstream export RUN --out {directory}`")
+        raise SlipstreamError(
+            f"{directory} is not a bundle (no {DESCRIPTION}); make one with `slipstream export RUN --out {directory}`"
+        )
     description = read_json(directory / DESCRIPTION)
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise SlipstreamError(f"{directory} is not a bundle of format {FORMAT}; export it again")

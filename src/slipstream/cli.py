@@ -39,14 +39,29 @@ def _gather() -> None:
         importlib.import_module(f"slipstream.commands.{module}").register(app)
 
 
-def main() -> None:
-    """Entry point. A `SlipstreamError` becomes `error: …` and exit 1; Ctrl-C ends with 130 and no traceback."""
+def run_command(arguments: list[str] | None = None) -> int:
+    """Run one command (default: this process's arguments) and say how it ended.
+
+    A `SlipstreamError` becomes `error: …` and 1; Ctrl-C ends with 130 and no traceback.
+    """
     _gather()
     try:
-        app()
+        app(arguments)
+        return 0
+    except SystemExit as end:  # how typer ends: 0, 2 for a wrong call (it has said why), 130 for Ctrl-C
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SlipstreamError as error:
-        Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"error: {error}")
-        sys.exit(1)
+        _complain(f"error: {error}")
+        return 1
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped by Ctrl-C")
-        sys.exit(130)
+        _complain("stopped by Ctrl-C")
+        return 130
+
+
+def _complain(sentence: str) -> None:
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(sentence)
+
+
+def main() -> None:
+    """Entry point of the `slipstream` command."""
+    sys.exit(run_command())

@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 def show_metrics(figures: dict[str, float], title: str) -> None:
     """Metrics as a small table: one row per kind, one column per k (or task)."""
     table = Table(title=title, title_justify="left")
-    columns = list(dict.fromkeys(name.partition("@")[2] or name.partition("/")[2] for name in figures if "@" in name or "/" in name))
+    columns = list(
+        dict.fromkeys(name.partition("@")[2] or name.partition("/")[2] for name in figures if "@" in name or "/" in name)
+    )
     kinds = list(dict.fromkeys(name.partition("@")[0].partition("/")[0] for name in figures if "@" in name or "/" in name))
     table.add_column("")
     for column in columns:
@@ -53,7 +55,9 @@ def train(
 
     run = api.train(recipe, *(overrides or []), out=out)
     note = read_json(run.directory / "run.json")
-    console.print(f"{note['status']} after {note['step']:,} steps, {note['seconds']:.0f} s; report: {run.directory / 'report.html'}")
+    console.print(
+        f"{note['status']} after {note['step']:,} steps, {note['seconds']:.0f} s; report: {run.directory / 'report.html'}"
+    )
     if note.get("metrics"):
         show_metrics(note["metrics"], f"Validation at the best epoch (step {note['best_step']:,})")
     console.print(f"next: slipstream evaluate {run.directory}")
@@ -62,7 +66,9 @@ def train(
 def evaluate(
     run: RunArgument,
     split: Annotated[Literal["test", "validation"], typer.Option(help="Which held-out behaviours to ask for.")] = "test",
-    sampled: Annotated[bool, typer.Option("--sampled", help="SASRec's protocol with 100 random items; flatters, for old tables.")] = False,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="SASRec's protocol with 100 random items; flatters, for old tables.")
+    ] = False,
 ) -> None:
     """Evaluate a run's best weights: the whole catalogue ranked, seen items filtered, ties averaged."""
     from slipstream import api

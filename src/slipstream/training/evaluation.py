@@ -1,8 +1,8 @@
 """Evaluation on held-out behaviours: exact, batched, the same for validation during training and for the final test.
 
-Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did before filtered out. SASRec's sampled
-protocol (the target among 100 random items) is there for comparison with older tables only. Ranking scores the actions on each
-held-out behaviour given all that came before it.
+Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did before filtered out. SASRec's
+sampled protocol (the target among 100 random items) is there for comparison with older tables only. Ranking scores the actions on
+each held-out behaviour given all that came before it.
 """
 
 from collections.abc import Iterator
@@ -90,8 +90,10 @@ def sampled_negatives(store: SequenceStore, user: int, held_out: int, *, seed: i
     return kept[:count]
 
 
-def evaluate_sampled(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, seed: int = 0) -> dict[str, float]:
-    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables only: it flatters weak models."""
+def evaluate_sampled(
+    recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, seed: int = 0
+) -> dict[str, float]:
+    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables: it flatters weak models."""
     gathered = metrics.RankingMetrics(ks=(1, 5, 10))
     held_out = recipe.split.validation + recipe.split.test
     with torch.no_grad():

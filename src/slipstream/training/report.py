@@ -52,6 +52,11 @@ def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
     return f'<h2>{html.escape(title)}</h2><img alt="{html.escape(title)}" src="data:image/png;base64,{picture}">'
 
 
+def _figure(row: dict[str, Any], name: str) -> float | None:
+    """A figure of a logged step, or of the evaluation a line tells of."""
+    return row.get(name, row.get("validation", {}).get(name))
+
+
 def _table(values: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         return f"{value:.4f}" if isinstance(value, float) else html.escape(str(value))
@@ -70,15 +75,16 @@ def write_report(run_directory: Path) -> Path:
         if run.get(which):
             parts.append(f"<h2>{which.capitalize()} metrics</h2>{_table(run[which])}")
     for title, names in CURVES.items():
-        series = {name: [(row["step"], row[name]) for row in rows if row.get(name) is not None and "step" in row] for name in names}
-        series = {name: points for name, points in series.items() if points}
+        found = {name: [(row["step"], value) for row in rows if (value := _figure(row, name)) is not None] for name in names}
+        series = {name: points for name, points in found.items() if points}
         if series:
             parts.append(_curve(title, series))
     recipe = run_directory / "recipe.yaml"
     if recipe.exists():
         parts.append(f"<h2>Recipe</h2><pre>{html.escape(recipe.read_text(encoding='utf-8'))}</pre>")
     title = html.escape(f"Slipstream run {run_directory.name}")
-    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>{"".join(parts)}</html>\n'
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    page = f"{head}{''.join(parts)}</html>\n"
     target = run_directory / "report.html"
     with atomic_file(target) as path:
         path.write_text(page, encoding="utf-8")
