@@ -58,7 +58,7 @@ float squares_of(const float* x, float mean, int64_t width) {
 
 // out = silu(z + bias); z keeps the sum for backward.
 SLIPSTREAM_API void ss_bias_silu(float* z, const float* bias, float* out, int64_t tokens, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = z + t * width;
         if (bias != nullptr)
@@ -70,7 +70,7 @@ SLIPSTREAM_API void ss_bias_silu(float* z, const float* bias, float* out, int64_
 // dz = grad * silu'(z).
 SLIPSTREAM_API void ss_silu_backward(const float* z, const float* grad, float* dz, int64_t count, int threads) {
     constexpr int64_t kBlock = 4096;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)
     for (int64_t start = 0; start < count; start += kBlock) {
         const int64_t size = count - start < kBlock ? count - start : kBlock;
         over_columns(z + start, dz + start, size, [](Floats x, int64_t) {
@@ -84,7 +84,7 @@ SLIPSTREAM_API void ss_silu_backward(const float* z, const float* grad, float* d
 SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t seed, float p, float scale, float* out,
                                int64_t tokens, int64_t width, float* masks, int threads) {
     const Dropout dropout{true, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* mask = masks + omp_get_thread_num() * width;
         fill_mask(dropout, token_ids[t], width, mask);
@@ -97,7 +97,7 @@ SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, cons
                                          float p, float scale, int centred, float eps, float* out, float* moments, int64_t tokens,
                                          int64_t width, float* masks, int threads) {
     const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const float* row = x + t * width;
         float* __restrict result = out + t * width;
@@ -124,7 +124,7 @@ SLIPSTREAM_API void ss_norm_gate_backward(const float* x, const float* gate, con
                                           float* d_x, float* d_gate, float* d_weights, int64_t tokens, int64_t width, float* scratch,
                                           int threads) {
     const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const int thread = omp_get_thread_num();
         float* __restrict upstream = scratch + thread * 2 * width;
