@@ -84,13 +84,13 @@ def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     found, users, items = pl.collect_all([facts, *counts], engine="streaming")
     row = found.row(0, named=True)
     check_values(log, row | {"nulls": {name: row[f"null {name}"] for name in names}})
-    return _ascending(users, "user"), _ascending(items, "item"), int(row["rows"])
+    return _ascending(users, "user", log.untyped), _ascending(items, "item", log.untyped), int(row["rows"])
 
 
-def _ascending(counts: pl.DataFrame, role: str) -> pl.DataFrame:
-    """Sort a vocabulary by id. Text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
+def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
+    """Sort a vocabulary by id. Untyped text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
     counts = counts.with_columns(key=pl.col("id"))
-    if counts.schema["id"] == pl.String:
+    if untyped and counts.schema["id"] == pl.String:
         plain = counts["id"].str.contains(r"^(0|-?[1-9][0-9]*)$").all()
         if plain:
             numbers = counts["id"].cast(pl.Int64, strict=False)
