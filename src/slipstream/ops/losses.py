@@ -8,7 +8,7 @@ chance with which an item is drawn as a negative, corrects the logits and takes 
 import torch
 
 from slipstream.ops import backend as backends
-from slipstream.ops import losses_reference, operand_checks
+from slipstream.ops import losses_native, losses_reference, operand_checks
 
 
 def sampled_softmax_loss(
@@ -33,10 +33,8 @@ def sampled_softmax_loss(
         operand_checks.like("negative_log_q", negative_log_q_TR, "hidden", hidden_TD, tuple(negatives_TR.shape))
         negative_log_q_TR = negative_log_q_TR.detach()
     target_log_q_T = None if target_log_q_T is None else target_log_q_T.detach()
-    backends.choose(backend, hidden_TD, has_native=False)
-    return losses_reference.sampled_softmax_loss(
-        hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR
-    )
+    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
+    return serve.sampled_softmax_loss(hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR)
 
 
 def shared_softmax_loss(
@@ -57,10 +55,8 @@ def shared_softmax_loss(
         operand_checks.like("negative_log_q", negative_log_q_R, "hidden", hidden_TD, tuple(negatives_R.shape))
         negative_log_q_R = negative_log_q_R.detach()
     target_log_q_T = None if target_log_q_T is None else target_log_q_T.detach()
-    backends.choose(backend, hidden_TD, has_native=False)
-    return losses_reference.shared_softmax_loss(
-        hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R
-    )
+    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
+    return serve.shared_softmax_loss(hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R)
 
 
 def full_softmax_loss(
@@ -73,8 +69,8 @@ def full_softmax_loss(
 ) -> torch.Tensor:
     """-log softmax of each token's target row among all rows, in tiles that backward computes again."""
     _check_common(hidden_TD, rows_ND, targets_T, temperature, None)
-    backends.choose(backend, hidden_TD, has_native=False)
-    return losses_reference.full_softmax_loss(hidden_TD, rows_ND, targets_T, temperature)
+    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
+    return serve.full_softmax_loss(hidden_TD, rows_ND, targets_T, temperature)
 
 
 def _check_common(

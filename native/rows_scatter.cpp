@@ -1,0 +1,97 @@
+// Adds weighted token vectors into rows, without atomics and in a fixed order: the backward of a gather.
+// out[index[t, r]] += weights[t, r] * source[t].
+// Few rows: every thread adds into its own copy, copies are summed in order. Many rows: entries are first dealt into buckets of
+// neighbouring rows (token order kept), then each bucket, small enough for the cache, is summed by one thread; that way is
+// independent of the number of threads.
+#include <omp.h>
+
+#include "export.h"
+#include "lanes.h"
+
+namespace {
+
+using namespace slipstream::lanes;
+
+constexpr int64_t kAhead = 6;  // rows fetched before they are added to
+
+struct Entry {
+    int32_t token;
+    int32_t row;
+    float weight;
+};
+
+struct Slice {
+    int64_t begin, end;
+};
+Slice slice_of(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
+
+}  // namespace
+
+// copies: [threads, rows, width] scratch, zeroed by the caller; out is overwritten.
+SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
+                                      int64_t per_token, const int64_t* index, const float* weights, float* copies, int threads) {
+    const int64_t size = num_rows * width;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        float* own = copies + part * size;
+        const Slice slice = slice_of(num_tokens, part, threads);
+        const int64_t last = slice.end * per_token - 1;
+        for (int64_t t = slice.begin; t < slice.end; ++t)
+            for (int64_t e = t * per_token; e < (t + 1) * per_token; ++e) {
+                prefetch_row(own + index[e + kAhead < last ? e + kAhead : last] * width, width);
+                add_scaled(own + index[e] * width, source + t * width, weights == nullptr ? 1.0f : weights[e], width);
+            }
+    }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        const Slice slice = slice_of(size, part, threads);
+        for (int64_t i = slice.begin; i < slice.end; ++i) {
+            float total = copies[i];
+            for (int k = 1; k < threads; ++k) total += copies[k * size + i];
+            out[i] = total;
+        }
+    }
+}
+
+// entries: scratch of 12 bytes per index; starts: int64 scratch [threads * buckets + 1]; out is added to.
+// A bucket holds 2^shift neighbouring rows.
+SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
+                                       int64_t per_token, const int64_t* index, const float* weights, int shift, void* entries,
+                                       int64_t* starts, int threads) {
+    Entry* dealt = static_cast<Entry*>(entries);
+    const int64_t buckets = ((num_rows - 1) >> shift) + 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        int64_t* counts = starts + part * buckets;
+        std::memset(counts, 0, sizeof(int64_t) * buckets);
+        const Slice slice = slice_of(num_tokens, part, threads);
+        for (int64_t e = slice.begin * per_token; e < slice.end * per_token; ++e) counts[index[e] >> shift]++;
+    }
+    int64_t place = 0;
+    for (int64_t b = 0; b < buckets; ++b)
+        for (int part = 0; part < threads; ++part) {
+            const int64_t count = starts[part * buckets + b];
+            starts[part * buckets + b] = place;
+            place += count;
+        }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int part = 0; part < threads; ++part) {
+        int64_t* next = starts + part * buckets;
+        const Slice slice = slice_of(num_tokens, part, threads);
+        for (int64_t t = slice.begin; t < slice.end; ++t)
+            for (int64_t e = t * per_token; e < (t + 1) * per_token; ++e) {
+                const float weight = weights == nullptr ? 1.0f : weights[e];
+                dealt[next[index[e] >> shift]++] = {static_cast<int32_t>(t), static_cast<int32_t>(index[e]), weight};
+            }
+    }
+    // The last part's pointers now stand at the end of each bucket.
+    const int64_t* ends = starts + (threads - 1) * buckets;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t b = 0; b < buckets; ++b)
+        for (int64_t e = b == 0 ? 0 : ends[b - 1]; e < ends[b]; ++e) {
+            const int64_t next = e + kAhead < ends[b] ? e + kAhead : e;
+            prefetch_row(out + dealt[next].row * width, width);
+            prefetch_row(source + dealt[next].token * width, width);
+            add_scaled(out + dealt[e].row * width, source + dealt[e].token * width, dealt[e].weight, width);
+        }
+}
