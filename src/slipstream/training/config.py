@@ -129,9 +129,15 @@ class Recipe(Section):
 
 
 def trained_digest(recipe: Recipe) -> str:
-    """Digest of everything that decides the numbers a run computes; bookkeeping (names, places, how often to save) stays out."""
+    """Digest of everything that decides the numbers a run computes; bookkeeping (names, places, how often to save) stays out.
+
+    So does the length of a run, unless its learning rate depends on it: a run may be lengthened and ends where the long run ends.
+    """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
-    for key in ("checkpoint_every", "keep_last", "log_every", "tensorboard"):
+    bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard"]
+    if recipe.optimizer.decay == "constant":
+        bookkeeping += ["epochs", "max_steps", "patience"]
+    for key in bookkeeping:
         content["train"].pop(key)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

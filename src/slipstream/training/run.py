@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import shutil
 import signal
 import threading
 import time
@@ -36,6 +37,8 @@ from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
+
+LOCK = ".lock"
 
 Evaluate = Callable[[Recommender, SequenceStore, Recipe, str], dict[str, float]]
 
@@ -77,6 +80,7 @@ def train(
         torch.set_num_threads(recipe.train.threads)
     directory.mkdir(parents=True, exist_ok=True)
     with sole_user(directory), stop_signals() as stop:
+        sweep(directory)
         earlier = open_directory(directory, recipe, store)
         recommender = Recommender.build(recipe, store, dtype)
         optimizer = make_adamw(recommender.model, recipe.optimizer)
@@ -102,14 +106,19 @@ def _run(recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop:
         write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
         return seconds
 
-    status = "failed"
     note("running")
     try:
         hooks = recorder.hooks(judge, stop)
         status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks)
+        seconds = note(status)
+    except BaseException as error:
+        with contextlib.suppress(SlipstreamError):  # a full disk refuses this note too; the first error is the one to tell
+            note("failed")
+        if isinstance(error, OSError):
+            raise SlipstreamError(f"could not write to {directory}: {error.strerror or error}; its checkpoints are whole") from error
+        raise
     finally:
         recorder.close()
-        seconds = note(status)
     if status == "interrupted":
         recorder.line.say(f"stopped after step {progress.step}; run the same command again to go on from there")
     return RunResult(directory, status, progress.step, progress.epochs_done, progress.best_metrics, progress.best_step, seconds)
@@ -137,6 +146,16 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
     with atomic_file(directory / "recipe.yaml") as path:
         path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
+
+
+def sweep(directory: Path) -> None:
+    """Remove half-written files of a killed session (only the lock's holder may); what has its final name is whole."""
+    for place in (directory, directory / "checkpoints"):
+        for path in place.glob(".*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK:
+                path.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, Any]:
@@ -187,7 +206,7 @@ def refuse_many_ranks() -> None:
 @contextlib.contextmanager
 def sole_user(directory: Path) -> Iterator[None]:
     """Hold the run's directory: two trainings in one would tear each other's checkpoints. The lock dies with the process."""
-    with (directory / ".lock").open("w") as lock:
+    with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
