@@ -78,7 +78,7 @@ static float take_own(float* row, const float* own_logits, int64_t t, int32_t ta
 SLIPSTREAM_API void ss_softmax_tile_forward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
                                             const int32_t* column_ids, const float* log_q, const float* own_logits, float* loss,
                                             float* sums, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * columns > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = logits + t * columns;
         finish_logits(row, columns, scale, log_q, column_ids, targets[t]);
@@ -97,7 +97,7 @@ SLIPSTREAM_API void ss_softmax_tile_forward(float* logits, int64_t tokens, int64
 SLIPSTREAM_API void ss_softmax_tile_backward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
                                              const int32_t* column_ids, const float* log_q, const float* sums, const float* grad,
                                              float* own_grad, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * columns > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = logits + t * columns;
         finish_logits(row, columns, scale, log_q, column_ids, targets[t]);

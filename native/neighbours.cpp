@@ -30,14 +30,20 @@ void over_columns(const float* in, float* out, int64_t width, Function function)
 struct Dropout {
     bool active;
     uint64_t seed;
-    float p, scale;
+    uint32_t threshold;  // of the 24 random bits: below it a value is dropped
+    float scale;
 };
+
+// random_uniform >= p in integers: p in fp32, as the reference compares, times 2^24 is exact.
+Dropout dropout_of(const int64_t* token_ids, int64_t seed, float p, float scale) {
+    return {token_ids != nullptr, static_cast<uint64_t>(seed), static_cast<uint32_t>(std::ceil(p * 16777216.0f)), scale};
+}
 
 // What each column of a token is multiplied by: 0 or 1 / (1 - p).
 void fill_mask(const Dropout& dropout, int64_t token_id, int64_t width, float* mask) {
     const uint64_t state = slipstream::row_state(dropout.seed, static_cast<uint64_t>(token_id));
     for (int64_t d = 0; d < width; ++d)
-        mask[d] = slipstream::random_uniform(state, static_cast<uint64_t>(d)) >= dropout.p ? dropout.scale : 0.0f;
+        mask[d] = static_cast<uint32_t>(slipstream::random_bits(state, static_cast<uint64_t>(d)) >> 40) >= dropout.threshold ? dropout.scale : 0.0f;
 }
 
 float sum_of(const float* x, int64_t width) {
@@ -58,7 +64,7 @@ float squares_of(const float* x, float mean, int64_t width) {
 
 // out = silu(z + bias); z keeps the sum for backward.
 SLIPSTREAM_API void ss_bias_silu(float* z, const float* bias, float* out, int64_t tokens, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = z + t * width;
         if (bias != nullptr)
@@ -70,7 +76,7 @@ SLIPSTREAM_API void ss_bias_silu(float* z, const float* bias, float* out, int64_
 // dz = grad * silu'(z).
 SLIPSTREAM_API void ss_silu_backward(const float* z, const float* grad, float* dz, int64_t count, int threads) {
     constexpr int64_t kBlock = 4096;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)
     for (int64_t start = 0; start < count; start += kBlock) {
         const int64_t size = count - start < kBlock ? count - start : kBlock;
         over_columns(z + start, dz + start, size, [](Floats x, int64_t) {
@@ -83,8 +89,8 @@ SLIPSTREAM_API void ss_silu_backward(const float* z, const float* grad, float* d
 
 SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t seed, float p, float scale, float* out,
                                int64_t tokens, int64_t width, float* masks, int threads) {
-    const Dropout dropout{true, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* mask = masks + omp_get_thread_num() * width;
         fill_mask(dropout, token_ids[t], width, mask);
@@ -96,8 +102,8 @@ SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t
 SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, const float* weight, const int64_t* token_ids, int64_t seed,
                                          float p, float scale, int centred, float eps, float* out, float* moments, int64_t tokens,
                                          int64_t width, float* masks, int threads) {
-    const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const float* row = x + t * width;
         float* __restrict result = out + t * width;
@@ -123,8 +129,8 @@ SLIPSTREAM_API void ss_norm_gate_backward(const float* x, const float* gate, con
                                           int64_t seed, float p, float scale, int centred, const float* moments, const float* grad,
                                           float* d_x, float* d_gate, float* d_weights, int64_t tokens, int64_t width, float* scratch,
                                           int threads) {
-    const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
-#pragma omp parallel for num_threads(threads) schedule(static)
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const int thread = omp_get_thread_num();
         float* __restrict upstream = scratch + thread * 2 * width;

@@ -1,16 +1,15 @@
 // Sorted unique keys and each key's place among them. Keys of a narrow range are marked in a table (two passes, no sort); others
 // go through a radix sort that skips the digits all keys share. No memory is allocated here: the caller hands scratch.
-#include <omp.h>
-
-#include <utility>
-
 #include "export.h"
+#include "lanes.h"
 #include "rows_sort.h"
+
+using slipstream::lanes::kWorthSharing;
 
 // marks: uint8 [threads, range], zeroed; ranks: int64 [range]; unique: [min(count, range)]. Returns the number of unique keys.
 SLIPSTREAM_API int64_t ss_unique_narrow(const int64_t* keys, int64_t count, int64_t low, int64_t range, uint8_t* marks,
                                         int64_t* ranks, int64_t* unique, int64_t* inverse, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         uint8_t* own = marks + part * range;
         for (int64_t i = count * part / threads; i < count * (part + 1) / threads; ++i) own[keys[i] - low] = 1;
@@ -22,7 +21,7 @@ SLIPSTREAM_API int64_t ss_unique_narrow(const int64_t* keys, int64_t count, int6
         ranks[k] = found;
         if (seen) unique[found++] = low + k;
     }
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)
     for (int64_t i = 0; i < count; ++i) inverse[i] = ranks[keys[i] - low];
     return found;
 }

@@ -22,7 +22,7 @@ void adagrad_row(float* weights, float* state, const float* grad, int64_t width,
 SLIPSTREAM_API void ss_rowwise_adagrad(float* weights, float* state, const int64_t* rows, const float* grads, int64_t count,
                                        int64_t width, float lr, float eps, int threads) {
     const Tail tail = tail_of(width);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count * width > kWorthSharing) schedule(static)
     for (int64_t u = 0; u < count; ++u) {
         if (u + kAhead < count) prefetch_row(weights + rows[u + kAhead] * width, width);
         adagrad_row(weights + rows[u] * width, state + rows[u], grads + u * width, width, tail, lr, eps);
@@ -35,9 +35,13 @@ SLIPSTREAM_API void ss_rowwise_adam(float* weights, float* first, float* second,
     const Tail tail = tail_of(width);
     const float keep1 = static_cast<float>(beta1), keep2 = static_cast<float>(beta2);
     const float new1 = static_cast<float>(1.0 - beta1), new2 = static_cast<float>(1.0 - beta2);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (count * width > kWorthSharing) schedule(static)
     for (int64_t u = 0; u < count; ++u) {
         const int64_t row = rows[u];
+        if (u + kAhead < count) {
+            prefetch_row(weights + rows[u + kAhead] * width, width);
+            prefetch_row(first + rows[u + kAhead] * width, width);
+        }
         const float* grad = grads + u * width;
         const int64_t step = ++steps[row];
         second[row] = keep2 * second[row] + new2 * (dot(grad, grad, tail) / static_cast<float>(width));
@@ -59,7 +63,7 @@ SLIPSTREAM_API void ss_rowwise_adagrad_from_tokens(float* weights, float* state,
                                                    int32_t* scratch_places, float* sums, int threads) {
     const slipstream::Sorted sorted = slipstream::radix_sort(rows, tokens, scratch_keys, scratch_places);
     const Tail tail = tail_of(width);
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         float* total = sums + part * width;
         int64_t i = tokens * part / threads;
