@@ -14,7 +14,11 @@ from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 
 STEPS = 6
-RANKING = {"task": "ranking", "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}}, "loss": {"kind": "bce"}}
+RANKING = {
+    "task": "ranking",
+    "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}},
+    "loss": {"kind": "bce"},
+}
 
 
 @pytest.fixture(scope="module")

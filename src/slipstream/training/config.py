@@ -62,7 +62,9 @@ class OptimizerConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     eps: Positive = Field(1e-8, description="AdamW's guard against division by zero")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the dense parameters")
-    clip_norm: Positive | None = Field(None, description="clip the global norm of the dense gradients (rows of tables are not clipped)")
+    clip_norm: Positive | None = Field(
+        None, description="clip the global norm of the dense gradients (rows of tables are not clipped)"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rates rise linearly from zero")
     decay: Literal["constant", "cosine"] = Field("constant", description="what the learning rates do after the warm-up")
     final_fraction: float = Field(0.0, ge=0, le=1, description="share of the learning rate left at the end of a cosine decay")
@@ -93,7 +95,9 @@ class TrainConfig(Section):
     patience: int | None = Field(None, ge=1, description="stop after so many evaluations in a row without a better figure")
     checkpoint_every: int = Field(200, ge=1, description="steps between checkpoints (one is also written after each evaluation)")
     keep_last: int = Field(2, ge=1, description="checkpoints kept besides the best one")
-    threads: int | None = Field(None, ge=1, description="CPU threads; default: what torch chooses. Bitwise repetition needs the same count")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads; default: what torch chooses. Bitwise repetition needs the same count"
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
     schedule: Literal["synchronous"] = Field("synchronous", description="how lookups, compute and updates are laid over time")
@@ -105,11 +109,15 @@ class Recipe(Section):
     name: str = Field(description="name of the recipe; the default run directory is runs/<name>")
     data: str | None = Field(None, description="directory of the sequence store")
     task: Literal["retrieval", "ranking"] = Field("retrieval", description="predict the next item, or an item's actions")
-    tasks: dict[str, RankingTask] = Field(default_factory=dict, description="ranking: name of each predicted action and where it is read")
+    tasks: dict[str, RankingTask] = Field(
+        default_factory=dict, description="ranking: name of each predicted action and where it is read"
+    )
     seed: int = Field(42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives")
     model: ModelConfig = Field(default_factory=ModelConfig, description="the network")
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="how behaviours become batches")
-    split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(default_factory=Split, description="behaviours held out at the end of each user's log")
+    split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(
+        default_factory=Split, description="behaviours held out at the end of each user's log"
+    )
     item_features: tuple[str, ...] = Field((), description="categorical item columns that join the item's token")
     user_features: tuple[str, ...] = Field((), description="categorical user columns that lead the sequence as tokens")
     loss: LossConfig = Field(default_factory=LossConfig, description="the objective")

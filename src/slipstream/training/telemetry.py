@@ -150,7 +150,11 @@ class ProgressLine:
         self._task: TaskID | None = None
         self._last_plain = 0.0
         if not self.quiet and self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:.0f} %  {task.fields[figures]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.percentage:.0f} %  {task.fields[figures]}"),
+            )
             self._progress = Progress(*columns, console=self.console, transient=True)
             self._task = self._progress.add_task("", total=1, figures="")
             self._progress.start()
