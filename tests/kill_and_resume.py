@@ -1,8 +1,8 @@
 """Trains one small run over and over in children that are killed, and says whether it ends where an undisturbed run ends.
 
 Run by test_training_kill.py as a process of its own: it loads torch once and forks, so that every session of the run is a real
-process, killed by a real SIGKILL, and still cheap. Usage: kill_and_resume.py DIRECTORY SEED MODE, with MODE `times` (kills at random
-moments) or `writes` (kills at chosen points of a checkpoint's way to the disk). Prints one JSON object.
+process, killed by a real SIGKILL, and still cheap. Usage: kill_and_resume.py DIRECTORY SEED MODE, with MODE `times` (kills at
+random moments) or `writes` (kills at chosen points of a checkpoint's way to the disk). Prints one JSON object.
 """
 
 import json
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from training_fixtures import small_recipe, small_store
 
 from slipstream import files
 from slipstream.training import checkpoint
 from slipstream.training.run import train
 from slipstream.training.telemetry import read_metrics
+from training_fixtures import small_recipe, small_store
 
 ROUNDS = 6
 RECIPE = small_recipe(

@@ -11,13 +11,13 @@ import torch
 import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from training_fixtures import small_recipe, small_store
 
 from slipstream.errors import SlipstreamError
 from slipstream.training import checkpoint
 from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.run import open_run, sole_user, train
 from slipstream.training.telemetry import read_metrics
+from training_fixtures import small_recipe, small_store
 
 
 @pytest.fixture(scope="module")

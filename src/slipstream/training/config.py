@@ -5,7 +5,8 @@ A run is a function of (recipe, store). The descriptions of the fields are their
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,12 +14,18 @@ from slipstream.data.sampler import SamplerConfig, Split
 from slipstream.errors import did_you_mean
 from slipstream.models.config import ModelConfig
 
+Part = TypeVar("Part", bound=BaseModel)
+
 
 def _known_split_keys(value: Any) -> Any:
     for key in value if isinstance(value, dict) else ():
         if key not in ("validation", "test"):
             raise ValueError(f"unknown key '{key}' in split{did_you_mean(key, ('validation', 'test'))}")
     return value
+
+
+def _all_defaults(section: type[Part]) -> Callable[[], Part]:
+    return lambda: section.model_validate({})
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -113,17 +120,19 @@ class Recipe(Section):
         default_factory=dict, description="ranking: name of each predicted action and where it is read"
     )
     seed: int = Field(42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="the network")
-    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="how behaviours become batches")
+    model: ModelConfig = Field(default_factory=_all_defaults(ModelConfig), description="the network")
+    sampler: SamplerConfig = Field(default_factory=_all_defaults(SamplerConfig), description="how behaviours become batches")
     split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(
         default_factory=Split, description="behaviours held out at the end of each user's log"
     )
     item_features: tuple[str, ...] = Field((), description="categorical item columns that join the item's token")
     user_features: tuple[str, ...] = Field((), description="categorical user columns that lead the sequence as tokens")
-    loss: LossConfig = Field(default_factory=LossConfig, description="the objective")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="dense optimiser and learning-rate schedule")
-    tables: TablesConfig = Field(default_factory=TablesConfig, description="embedding rows")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="length, evaluation, checkpoints")
+    loss: LossConfig = Field(default_factory=_all_defaults(LossConfig), description="the objective")
+    optimizer: OptimizerConfig = Field(
+        default_factory=_all_defaults(OptimizerConfig), description="dense optimiser and learning-rate schedule"
+    )
+    tables: TablesConfig = Field(default_factory=_all_defaults(TablesConfig), description="embedding rows")
+    train: TrainConfig = Field(default_factory=_all_defaults(TrainConfig), description="length, evaluation, checkpoints")
 
     @model_validator(mode="after")
     def _task_fits_loss(self) -> "Recipe":

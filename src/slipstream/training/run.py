@@ -65,12 +65,13 @@ def train(
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> RunResult:
-    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C and SIGTERM end it cleanly after the running step."""
+    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it cleanly after a step."""
     directory = Path(run_dir)
     refuse_many_ranks()
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
-            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; make the model's at least as long"
+            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; "
+            "make the model's at least as long"
         )
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate

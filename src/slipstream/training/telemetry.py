@@ -1,6 +1,6 @@
 """What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard events.
 
-Speeds divide by wall-clock time, everything included (evaluation, checkpoints), so the line never flatters. MFU is the model's FLOPs
+Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never flatters. MFU is the model's FLOPs
 divided by (time x the matrix-multiply peak measured here, with the same threads, at the start). Only rank 0 speaks.
 """
 
