@@ -13,6 +13,9 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
+// Below this much work (values touched) a second thread costs more than it brings.
+constexpr int64_t kWorthSharing = 1 << 15;
+
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 

@@ -128,7 +128,7 @@ SLIPSTREAM_API void ss_sampled_softmax(const float* hidden, const float* rows, c
                                        int threads) {
     const Sampled in{hidden,       rows,           targets, negatives, negatives_per_token, width, inverse_temperature,
                      target_log_q, negative_log_q, num_rows * width > (1 << 18), tail_of(width)};
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (num_tokens * (negatives_per_token + 1) * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < num_tokens; ++t) {
         float* logits = weights + (want_gradients ? t : omp_get_thread_num()) * negatives_per_token;
         const float best = negative_logits(in, t, logits);

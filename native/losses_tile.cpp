@@ -1,5 +1,5 @@
 // One pass over a tile of logits (tokens x columns, from a matrix product) for softmax losses against many columns at once:
-// shared negatives or a whole catalogue. Forward turns a tile into log-sum-exps, backward turns it into gradients, in place.
+// shared negatives or a whole catalogue. Forward reduces a tile to losses, backward turns it into gradients, in place.
 #include <cmath>
 #include <limits>
 
@@ -42,7 +42,7 @@ float largest_of(const float* logits, int64_t columns) {
     return best;
 }
 
-// Sum of e^(x - shift); with a gradient pointer the terms, times scale, replace the logits.
+// Sum of e^(x - shift); with kKeep the terms, times scale, replace the logits.
 template <bool kKeep>
 float exponentials(float* logits, int64_t columns, float shift, float scale) {
     Floats total{};
@@ -65,38 +65,45 @@ float exponentials(float* logits, int64_t columns, float shift, float scale) {
 
 }  // namespace
 
-// Losses of a tile and the log-sum-exp over target and columns. With column_ids the target stands apart (own_logits holds its logit,
-// columns equal to it are left out); without, the target is column targets[t] of the tile itself.
+// The target's own logit; one that is a column of the tile is taken out of it, so that what is left are the others.
+static float take_own(float* row, const float* own_logits, int64_t t, int32_t target) {
+    if (own_logits != nullptr) return own_logits[t];
+    const float own = row[target];
+    row[target] = kNever;
+    return own;
+}
+
+// Losses of a tile, and for backward the largest logit and the sum of exponentials below it ([tokens, 2]). With column_ids the target
+// stands apart (own_logits holds its logit, columns equal to it are left out); without, it is column targets[t] of the tile.
 SLIPSTREAM_API void ss_softmax_tile_forward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
                                             const int32_t* column_ids, const float* log_q, const float* own_logits, float* loss,
-                                            float* log_sum, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+                                            float* sums, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens * columns > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = logits + t * columns;
         finish_logits(row, columns, scale, log_q, column_ids, targets[t]);
-        const float own = own_logits != nullptr ? own_logits[t] : row[targets[t]];
-        float shift = largest_of(row, columns);
-        shift = shift > own ? shift : own;
-        float total = exponentials<false>(row, columns, shift, 1.0f);
-        if (own_logits != nullptr) total += std::exp(own - shift);
-        log_sum[t] = shift + std::log(total);
-        loss[t] = std::log(total) + (shift - own);
+        const float own = take_own(row, own_logits, t, targets[t]);
+        const float most = largest_of(row, columns);
+        const float shift = most > own ? most : own;
+        const float others = exponentials<false>(row, columns, shift, 1.0f);
+        const float total = others + std::exp(own - shift);
+        loss[t] = shift == own ? std::log1p(others) : std::log(total) + (shift - own);
+        sums[2 * t] = shift;
+        sums[2 * t + 1] = total;
     }
 }
 
 // Logits become d sum(grad * loss) / d (matrix product); own_grad receives the same for a target that stands apart.
 SLIPSTREAM_API void ss_softmax_tile_backward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
-                                             const int32_t* column_ids, const float* log_q, const float* log_sum, const float* grad,
+                                             const int32_t* column_ids, const float* log_q, const float* sums, const float* grad,
                                              float* own_grad, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (tokens * columns > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* row = logits + t * columns;
         finish_logits(row, columns, scale, log_q, column_ids, targets[t]);
-        const float weight = grad[t] * scale;
-        const float others = exponentials<true>(row, columns, log_sum[t], weight);
-        if (own_grad != nullptr)
-            own_grad[t] = -others * weight;
-        else
-            row[targets[t]] -= weight;
+        if (own_grad == nullptr) row[targets[t]] = kNever;
+        const float weight = grad[t] * scale / sums[2 * t + 1];
+        const float others = exponentials<true>(row, columns, sums[2 * t], weight);
+        (own_grad != nullptr ? own_grad[t] : row[targets[t]]) = -others * weight;
     }
 }

@@ -31,7 +31,7 @@ Slice slice_of(int64_t count, int64_t part, int64_t parts) { return {count * par
 SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
                                       int64_t per_token, const int64_t* index, const float* weights, float* copies, int threads) {
     const int64_t size = num_rows * width;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (num_tokens * per_token * width > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         float* own = copies + part * size;
         const Slice slice = slice_of(num_tokens, part, threads);
@@ -42,7 +42,7 @@ SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t widt
                 add_scaled(own + index[e] * width, source + t * width, weights == nullptr ? 1.0f : weights[e], width);
             }
     }
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (size > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         const Slice slice = slice_of(size, part, threads);
         for (int64_t i = slice.begin; i < slice.end; ++i) {
@@ -60,7 +60,7 @@ SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t wid
                                        int64_t* starts, int threads) {
     Entry* dealt = static_cast<Entry*>(entries);
     const int64_t buckets = ((num_rows - 1) >> shift) + 1;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (num_tokens * per_token > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         int64_t* counts = starts + part * buckets;
         std::memset(counts, 0, sizeof(int64_t) * buckets);
@@ -74,7 +74,7 @@ SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t wid
             starts[part * buckets + b] = place;
             place += count;
         }
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp parallel for num_threads(threads) if (num_tokens * per_token > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         int64_t* next = starts + part * buckets;
         const Slice slice = slice_of(num_tokens, part, threads);
@@ -86,7 +86,7 @@ SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t wid
     }
     // The last part's pointers now stand at the end of each bucket.
     const int64_t* ends = starts + (threads - 1) * buckets;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(threads) if (num_tokens * per_token * width > kWorthSharing) schedule(dynamic, 1)
     for (int64_t b = 0; b < buckets; ++b)
         for (int64_t e = b == 0 ? 0 : ends[b - 1]; e < ends[b]; ++e) {
             const int64_t next = e + kAhead < ends[b] ? e + kAhead : e;

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, layer_norm, silu
 from torch.testing import assert_close
 
 from models_samples import given, model, part, rows_of
+from slipstream.ops.counter_random import random_uniform
 
 EPS = 1e-6
 LENGTHS = [6, 0, 1, 9]
@@ -37,7 +38,7 @@ def bias_maps(layer, times, looks_from):
     return position, time
 
 
-def hstu_layer(layer, x, times, looks_from):
+def hstu_layer(layer, x, times, looks_from, drop):
     heads, dv, dqk = layer.config.heads, layer.config.dv, layer.config.dqk
     mixed = silu(layer_norm(x, x.shape[1:], eps=EPS) @ layer.uvqk_FD.T)
     u, v, q, k = mixed.split([heads * dv, heads * dv, heads * dqk, heads * dqk], dim=1)
@@ -45,10 +46,10 @@ def hstu_layer(layer, x, times, looks_from):
     scores = heads_first(q, heads) @ heads_first(k, heads).transpose(1, 2) + position + time
     attended = (silu(scores) / layer.config.max_len).tril() @ heads_first(v, heads)
     normed = layer_norm(attended.transpose(0, 1).flatten(1), (heads * dv,), eps=EPS)
-    return x + (u * normed) @ layer.output.weight.T + layer.output.bias
+    return x + drop(u * normed, 0) @ layer.output.weight.T + layer.output.bias
 
 
-def fuxi_layer(layer, x, times, looks_from):
+def fuxi_layer(layer, x, times, looks_from, drop):
     heads, dv, dqk = layer.config.heads, layer.config.dv, layer.config.dqk
     mixed = silu(rms(x, layer.norm_D) @ layer.uvqk_FD.T)
     u, v, q, k = mixed.split([3 * heads * dv, heads * dv, heads * dqk, heads * dqk], dim=1)
@@ -56,27 +57,39 @@ def fuxi_layer(layer, x, times, looks_from):
     semantic = silu(heads_first(q, heads) @ heads_first(k, heads).transpose(1, 2)) / layer.config.max_len
     channels = [m.tril() @ heads_first(v, heads) for m in (semantic, time, position)]
     stacked = torch.cat([c.transpose(0, 1).flatten(1) for c in channels], dim=1)
-    x = x + (rms(stacked, layer.channels_norm_F) * u) @ layer.output.weight.T + layer.output.bias
+    x = x + drop(rms(stacked, layer.channels_norm_F) * u, 0) @ layer.output.weight.T + layer.output.bias
     ffn = layer.feed_forward
     normed = rms(x, ffn.norm_D)
-    return x + (silu(normed @ ffn.gate_FD.T) * (normed @ ffn.up_FD.T)) @ ffn.down_DF.T
+    return x + drop(silu(normed @ ffn.gate_FD.T) * (normed @ ffn.up_FD.T), 1) @ ffn.down_DF.T
 
 
 def affine(x, norm):
     return layer_norm(x, x.shape[1:], eps=EPS) * norm.weight + norm.bias
 
 
-def sasrec_layer(layer, x, times, looks_from):
+def sasrec_layer(layer, x, times, looks_from, drop):
     heads, dv, dqk = layer.config.heads, layer.config.dv, layer.config.dqk
     v, q, k = layer.vqk(affine(x, layer.attention_norm)).split([heads * dv, heads * dqk, heads * dqk], dim=1)
     scores = heads_first(q, heads) @ heads_first(k, heads).transpose(1, 2) / math.sqrt(dqk)
     future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
     attended = scores.masked_fill(future, -torch.inf).softmax(-1) @ heads_first(v, heads)
-    x = x + layer.output(attended.transpose(0, 1).flatten(1))
-    return x + layer.down(gelu(layer.up(affine(x, layer.inner_norm))))
+    x = x + drop(layer.output(attended.transpose(0, 1).flatten(1)), 0)
+    return x + drop(layer.down(drop(gelu(layer.up(affine(x, layer.inner_norm))), 1)), 2)
 
 
 FORMULAS = {"hstu": hstu_layer, "fuxi": fuxi_layer, "sasrec": sasrec_layer}
+
+
+def dropping(one, p, layer):
+    """Dropout as promised: a mask of its own for every layer and place, drawn from (seed, token name, column)."""
+
+    def drop(x, place):
+        if one.dropout_seed is None:
+            return x
+        drawn = random_uniform(one.dropout_seed + 8 * layer + place, one.token_ids_T, x.shape[1])
+        return torch.where(drawn >= p, x / (1 - p), 0.0)
+
+    return drop
 
 
 def plain_forward(net, one):
@@ -84,14 +97,15 @@ def plain_forward(net, one):
     x = one.rows["item"] * math.sqrt(net.config.dim)
     if net.config.position_embedding:
         x = x + net.backbone.positions_PD[: len(x)]
+    x = dropping(one, net.config.input_dropout, net.config.blocks)(x, 0)
     times = one.timestamps_T.tolist()
     looks_from = one.next_timestamps_T.tolist() if net.config.time_bias == "next" else times
-    for layer in net.backbone.layers:
-        x = FORMULAS[net.config.kind](layer, x, times, looks_from)
+    for index, layer in enumerate(net.backbone.layers):
+        x = FORMULAS[net.config.kind](layer, x, times, looks_from, dropping(one, net.config.dropout, index))
     return affine(x, net.backbone.final_norm) if net.backbone.final_norm is not None else x
 
 
-@pytest.mark.parametrize("position_embedding", [True, False])
+@pytest.mark.parametrize(("position_embedding", "dropout_seed"), [(True, None), (False, None), (True, 4321)])
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -105,9 +119,9 @@ def plain_forward(net, one):
         ("sasrec", {"dqk": 3, "dv": 5, "ffn_multiplier": 2.0}),
     ],
 )
-def test_the_jagged_model_is_the_papers_formula(kind, settings, position_embedding):
+def test_the_jagged_model_is_the_papers_formula(kind, settings, position_embedding, dropout_seed):
     net = model(kind, position_embedding=position_embedding, **settings)
-    batch = given(LENGTHS)
+    batch = given(LENGTHS, dropout_seed=dropout_seed)
     out = net(batch)
     for b, length in enumerate(LENGTHS):
         if length:

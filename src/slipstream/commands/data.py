@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 class Ticker:
-    """A progress line on stderr for work that takes longer than two seconds; call it with (what, done, total), total 0 if unknown."""
+    """A progress line on stderr for work that takes longer than two seconds; called with (what, done, total), 0 if unknown."""
 
     def __init__(self, patience: float = 2.0) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -61,7 +61,7 @@ def prepare_command(
     time_unit: str = typer.Option("s", help="Own log: unit of the time column: s, ms, us or ns."),
     order: str = typer.Option("stable", help="Order of a user's behaviours. `stable`: by time, equal times in file order."),
     min_item_count: int | None = typer.Option(
-        None, min=1, help="Drop items with fewer behaviours (ml-1m and ml-20m: 5 unless given)."
+        None, min=1, help="Drop items with fewer behaviours (ml-1m, ml-20m: 5 unless given)."
     ),
     min_user_count: int | None = typer.Option(None, min=1, help="Drop users with fewer behaviours, after the items."),
     k_core: int | None = typer.Option(

@@ -1,4 +1,4 @@
-"""Reads one category of Amazon Reviews 2023: ratings-only CSV or full reviews as JSON lines, titles from `meta_<category>` if there."""
+"""Reads one category of Amazon Reviews 2023: ratings as CSV or reviews as JSON lines, titles from `meta_<category>` if there."""
 
 import re
 from collections.abc import Mapping

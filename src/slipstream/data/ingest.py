@@ -1,9 +1,9 @@
 """From a raw log to a sequence store, in memory that does not grow with the log.
 
-Three passes. Polars streams the log once to count users and items and to check every value; it streams it a second time with both
-ids replaced by rows, and each behaviour goes straight to its user's place in memory-mapped files (a counting sort: stable, in file
-order). The third pass walks those files block by block, drops what the filters drop and sorts each user by time, stably: behaviours
-with equal times stay in file order. Only the vocabularies and one block are ever held in memory.
+Three passes. Polars streams the log once to count users and items and to check every value; it streams it a second time, and each
+behaviour goes straight to its user's place in scratch columns (a counting sort: stable, in file order). The third pass walks those
+columns block by block, drops what the filters drop and sorts each user by time, stably: behaviours with equal times stay in file
+order. Scratch columns beyond IN_MEMORY bytes are mapped files, so only the vocabularies and a block or two must fit in memory.
 
 Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into training, validation and test: such
 users count as `unsplittable_users` in store.json, serve in training alone and are not evaluated.
@@ -20,11 +20,13 @@ import polars as pl
 import pyarrow as pa
 
 from slipstream.data.raw_log import ACTION, LARGEST, RawLog, check_values, polars_errors_are_sentences
+from slipstream.data.row_lookup import RowLookup
 from slipstream.data.store import write_store
 from slipstream.errors import SlipstreamError
 
-BATCH_ROWS = 1 << 20
+BATCH_ROWS = 1 << 18
 BLOCK_ROWS = 1 << 20
+IN_MEMORY = 1 << 30
 ORDER = "stable"  # by time, then by place in the file
 
 Progress = Callable[[str, int, int], None]
@@ -49,7 +51,7 @@ def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress
         offsets_U1 = _offsets(users["count"].to_numpy())
         _scatter(log, users, items, offsets_U1, arrays, say)
     keep_users_U, keep_items_V, kept = _apply_filters(arrays.item_N, offsets_U1, len(items), filters)
-    offsets_U1 = _sort_and_compact(arrays, offsets_U1, keep_users_U, keep_items_V, say)
+    offsets_U1 = _sort_and_compact(arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, say)
     say("writing", 0, 1)
     counts_U = np.diff(offsets_U1)
     meta = {
@@ -64,9 +66,7 @@ def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress
     item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items)
     user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users)
     actions = {name: arrays.actions[f"{ACTION}{name}"][:kept] for name in log.columns.actions}
-    write_store(
-        directory, offsets_U1, arrays.item_N[:kept], arrays.time_N[:kept] // log.per_second, actions, item_table, user_table, meta
-    )
+    write_store(directory, offsets_U1, arrays.item_N[:kept], arrays.time_N[:kept], actions, item_table, user_table, meta)
     arrays.remove()
 
 
@@ -84,13 +84,13 @@ def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     found, users, items = pl.collect_all([facts, *counts], engine="streaming")
     row = found.row(0, named=True)
     check_values(log, row | {"nulls": {name: row[f"null {name}"] for name in names}})
-    return _ascending(users, "user"), _ascending(items, "item"), int(row["rows"])
+    return _ascending(users, "user", log.untyped), _ascending(items, "item", log.untyped), int(row["rows"])
 
 
-def _ascending(counts: pl.DataFrame, role: str) -> pl.DataFrame:
-    """Sort a vocabulary by id. Text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
+def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
+    """Sort a vocabulary by id. Untyped text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
     counts = counts.with_columns(key=pl.col("id"))
-    if counts.schema["id"] == pl.String:
+    if untyped and counts.schema["id"] == pl.String:
         plain = counts["id"].str.contains(r"^(0|-?[1-9][0-9]*)$").all()
         if plain:
             numbers = counts["id"].cast(pl.Int64, strict=False)
@@ -98,7 +98,7 @@ def _ascending(counts: pl.DataFrame, role: str) -> pl.DataFrame:
                 value = counts["id"].filter(numbers.is_null())[0]
                 raise SlipstreamError(f"{role} id {value} is larger than {LARGEST}; ids must fit in 64 signed bits or be text")
             counts = counts.with_columns(id=numbers)
-    return counts.sort("id").with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt32))
+    return counts.sort("id").with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
@@ -108,16 +108,19 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 class _Arrays:
-    """Scratch columns in files of their own: the system may write their pages out, so they need not fit in memory."""
+    """Scratch columns. Large ones are files of their own, whose pages the system may write out: they need not fit in memory."""
 
     def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
         self.directory = directory / "scratch"
         self.directory.mkdir()
+        self.in_memory = rows * (16 + 4 * len(actions)) <= IN_MEMORY
         self.item_N = self._map("item", np.int64, rows)
         self.time_N = self._map("time", np.int64, rows)
         self.actions = {name: self._map(f"action{index}", np.float32, rows) for index, name in enumerate(actions)}
 
     def _map(self, name: str, dtype: type, rows: int) -> np.ndarray:
+        if self.in_memory:
+            return np.empty(rows, dtype=dtype)
         path = self.directory / name
         size = max(1, rows * np.dtype(dtype).itemsize)
         with open(path, "wb") as file:
@@ -141,16 +144,21 @@ class _Arrays:
 
 def _scatter(log: RawLog, users: pl.DataFrame, items: pl.DataFrame, offsets_U1: np.ndarray, arrays: _Arrays, say: Progress) -> None:
     """Second pass: stream the log with ids replaced by rows; every behaviour goes to the next free place of its user."""
-    encoded = log.frame
+    encoded, lookups = log.frame, {}
     for role, vocabulary in (("user", users), ("item", items)):
-        rows = vocabulary.lazy().select(pl.col("key").alias(role), pl.col("row").alias(f"{role} row"))
-        encoded = encoded.join(rows, on=role, how="left", maintain_order="left")
+        if vocabulary.schema["key"] == pl.Int64:
+            lookups[role] = RowLookup(vocabulary["key"].to_numpy())
+        else:
+            rows = vocabulary.lazy().select(pl.col("key").alias(role), pl.col("row").alias(f"{role} row"))
+            encoded = encoded.join(rows, on=role, how="left", maintain_order="left").drop(role).rename({f"{role} row": role})
     free_U = offsets_U1[:-1].copy()
     total, done = int(offsets_U1[-1]), 0
-    for batch in encoded.drop("user", "item").collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
-        place_T, order_T = _places(batch["user row"].to_numpy().astype(np.int64), free_U)
+    for batch in encoded.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
+        columns = {name: batch[name].to_numpy() for name in batch.columns}
+        columns |= {role: lookup.rows(columns[role]) for role, lookup in lookups.items()}
+        place_T, order_T = _places(columns["user"], free_U)
         for name, array in arrays.all():
-            array[place_T] = batch["item row" if name == "item" else name].to_numpy()[order_T]
+            array[place_T] = columns[name][order_T]
         done += len(batch)
         say("ordering by user", done, total)
     if done != total:
@@ -161,13 +169,21 @@ def _scatter(log: RawLog, users: pl.DataFrame, items: pl.DataFrame, offsets_U1: 
 
 def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each behaviour of a batch goes, with the order that groups them by user; moves the users' free places on."""
-    order_T = np.argsort(user_T, kind="stable")
-    user_T = user_T[order_T]
+    order_T = _stable_argsort(user_T, free_U.size)
+    user_T = user_T[order_T].astype(np.int64)
     starts = np.flatnonzero(np.diff(user_T, prepend=-1))
     counts = np.diff(starts, append=user_T.size)
     place_T = np.arange(user_T.size) + np.repeat(free_U[user_T[starts]] - starts, counts)
     free_U[user_T[starts]] += counts
     return place_T, order_T
+
+
+def _stable_argsort(values_T: np.ndarray, below: int) -> np.ndarray:
+    """Stable order of whole numbers in [0, below), below <= 2^32: two passes over 16 bits each, which NumPy sorts by radix."""
+    low_T = np.argsort((values_T & 0xFFFF).astype(np.uint16), kind="stable")
+    if below <= 1 << 16:
+        return low_T
+    return low_T[np.argsort((values_T >> 16).astype(np.uint16)[low_T], kind="stable")]
 
 
 def _apply_filters(
@@ -216,7 +232,9 @@ def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _sort_and_compact(arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarray, keep_V: np.ndarray, say: Progress) -> np.ndarray:
+def _sort_and_compact(
+    arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarray, keep_V: np.ndarray, per_second: int, say: Progress
+) -> np.ndarray:
     """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last one ended: never ahead of it."""
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
@@ -231,7 +249,11 @@ def _sort_and_compact(arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarra
         stop = written + chosen_T.size
         for name, array in arrays.all():
             values_T = np.asarray(array[begin:end])[chosen_T]
-            array[written:stop] = new_rows_V[values_T] if name == "item" else values_T
+            if name == "item":
+                values_T = new_rows_V[values_T]
+            elif name == "time":
+                values_T //= per_second
+            array[written:stop] = values_T
         counts_U[first:last] = np.bincount(users_T[live_T], minlength=last - first)
         written = stop
         say("ordering by time", end, total)

@@ -147,7 +147,7 @@ def own_log(paths: Sequence[Path], columns: Columns, time_unit: str) -> RawLog:
     """A user's own CSV or Parquet files as one log, in the order of their names; titles come from the log itself."""
     raw = scan_files(paths)
     source = {"path": str(paths[0].name), "files": len(paths), "columns": columns.__dict__ | {"actions": list(columns.actions)}}
-    log = RawLog(raw, columns, time_unit=time_unit, source=source)
+    log = RawLog(raw, columns, time_unit=time_unit, source=source, untyped=".csv" in paths[0].suffixes)
     if columns.title is None:
         return log
     items = raw.select(id=pl.col(columns.item).cast(pl.String), title=pl.col(columns.title).cast(pl.String)).unique(

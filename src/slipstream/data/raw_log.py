@@ -39,6 +39,7 @@ class RawLog:
     items: pl.LazyFrame | None = None
     users: pl.LazyFrame | None = None
     source: dict[str, Any] = field(default_factory=dict)
+    untyped: bool = True  # as in CSV: text that is whole numbers throughout means numbers
     schema: pl.Schema = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """A made-up log with what real ones have: lasting interests, Zipf popularity, lognormal lengths, actions that follow interest.
 
 Items belong to topics. A user cares for a few topics, draws most behaviours from them (popular items of a topic more often), and
-now and then anything popular. Clicks and likes are likelier where the interest is. Everything follows from the seed, whatever the size:
-users are made in blocks, each from (seed, block).
+now and then anything popular. Clicks and likes are likelier where the interest is. Everything follows from the seed, whatever the
+size: users are made in blocks, each from (seed, block).
 """
 
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View
 from slipstream.models.config import ModelConfig
-from slipstream.models.hstu import EPS, WEIGHT_STD
+from slipstream.models.hstu import EPS, WEIGHT_STD, project
 from slipstream.models.relative import RelativeTables
 from slipstream.ops.attention import fuxi_attention
 from slipstream.ops.neighbours import dropout, linear_silu, norm_gate_dropout, rms_norm
@@ -60,8 +60,7 @@ class FuXiLayer(Layer):
 
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
-        normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
-        u_TF, v_TF, q_TF, k_TF = linear_silu(normed_TD, self.uvqk_FD).split(self.widths, dim=1)
+        u_TF, v_TF, q_TF, k_TF = project(rms_norm(x_TD, self.norm_D, eps=EPS), self.uvqk_FD, self.widths)
         q_THK, k_SHK, v_SHV = (part.unflatten(1, (heads, -1)) for part in (q_TF, k_TF, v_TF))
         if past is not None:
             k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)

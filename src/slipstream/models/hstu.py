@@ -19,6 +19,11 @@ EPS = 1e-6
 WEIGHT_STD = 0.02
 
 
+def project(x_TD: torch.Tensor, weight_FD: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
+    """SiLU(x W) in parts of these widths. Cutting the weight, not the product, leaves every part in one piece for attention."""
+    return [linear_silu(x_TD, part_FD) for part_FD in weight_FD.split(widths)]
+
+
 class HSTULayer(Layer):
     """One HSTU block."""
 
@@ -34,7 +39,7 @@ class HSTULayer(Layer):
 
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
-        u_TF, v_TF, q_TF, k_TF = linear_silu(layer_norm(x_TD, eps=EPS), self.uvqk_FD).split(self.widths, dim=1)
+        u_TF, v_TF, q_TF, k_TF = project(layer_norm(x_TD, eps=EPS), self.uvqk_FD, self.widths)
         q_THK, k_SHK, v_SHV = (part.unflatten(1, (heads, -1)) for part in (q_TF, k_TF, v_TF))
         if past is not None:
             k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)

@@ -9,12 +9,12 @@ import torch
 
 from slipstream.ops import native
 
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float}
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @functools.cache
 def kernel(name: str, signature: str, *, returns: bool = False) -> Callable[..., int]:
-    """The kernel `name`; one letter an argument: p tensor or None, n int64, i int, f float. The number of threads is added last."""
+    """The kernel `name`; a letter per argument: p tensor or None, n int64, i int, f float, d double; threads are added last."""
     library = native.library()
     if library is None:
         raise RuntimeError("native kernels were asked for but are not built")

@@ -33,7 +33,11 @@ def sampled_softmax_loss(
         operand_checks.like("negative_log_q", negative_log_q_TR, "hidden", hidden_TD, tuple(negatives_TR.shape))
         negative_log_q_TR = negative_log_q_TR.detach()
     target_log_q_T = None if target_log_q_T is None else target_log_q_T.detach()
-    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
+    chosen = backends.choose(backend, hidden_TD, has_triton=hidden_TD.dtype == torch.float32)
+    if chosen == "triton":
+        from slipstream.ops import losses_triton as serve  # triton is an extra, loaded where it serves
+    else:
+        serve = losses_native if chosen == "native" else losses_reference
     return serve.sampled_softmax_loss(hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR)
 
 

@@ -24,9 +24,9 @@ def _sliced(
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for start in range(0, tokens, step)
+        for start in range(0, max(tokens, 1), step)
     ]
-    return torch.cat(pieces) if pieces else per_token[0].new_zeros(0)  # type: ignore[union-attr]
+    return torch.cat(pieces)
 
 
 def _target_loss(target_T1: torch.Tensor, negative_TR: torch.Tensor, collides_TR: torch.Tensor) -> torch.Tensor:

@@ -38,23 +38,23 @@ class _Columns:
 
 
 def _forward(hidden_TD: torch.Tensor, columns: _Columns, targets_T: torch.Tensor, own_T: torch.Tensor | None) -> list[torch.Tensor]:
-    """[loss_T, log_sum_T]."""
-    loss_T, log_sum_T = hidden_TD.new_empty(len(hidden_TD)), hidden_TD.new_empty(len(hidden_TD))
+    """[loss_T, sums_T2]."""
+    loss_T, sums_T2 = hidden_TD.new_empty(len(hidden_TD)), hidden_TD.new_empty(len(hidden_TD), 2)
     call = kernel("ss_softmax_tile_forward", "pnnfpppppp")
     for at, logits in columns.tiles(hidden_TD):
         own = None if own_T is None else own_T[at]
         call(
             logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C, columns.log_q_C, own,
-            loss_T[at], log_sum_T[at],
+            loss_T[at], sums_T2[at],
         )  # fmt: skip
-    return [loss_T, log_sum_T]
+    return [loss_T, sums_T2]
 
 
 def _backward(
     hidden_TD: torch.Tensor,
     columns: _Columns,
     targets_T: torch.Tensor,
-    log_sum_T: torch.Tensor,
+    sums_T2: torch.Tensor,
     grad_T: torch.Tensor,
     own_grad_T: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +64,7 @@ def _backward(
     for at, logits in columns.tiles(hidden_TD):
         own = None if own_grad_T is None else own_grad_T[at]
         call(
-            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C, columns.log_q_C, log_sum_T[at],
+            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C, columns.log_q_C, sums_T2[at],
             grad_T[at], own,
         )  # fmt: skip
         torch.mm(logits, columns.rows_CD, out=grad_hidden_TD[at])
@@ -81,17 +81,17 @@ class _FullSoftmax(torch.autograd.Function):
     ) -> torch.Tensor:
         hidden_TD, rows_ND, small_T = hidden_TD.contiguous(), rows_ND.contiguous(), targets_T.to(torch.int32).contiguous()
         columns = _Columns(rows_ND, None, None, temperature)
-        loss_T, log_sum_T = _forward(hidden_TD, columns, small_T, None)
-        ctx.save_for_backward(hidden_TD, rows_ND, small_T, log_sum_T)
+        loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, None)
+        ctx.save_for_backward(hidden_TD, rows_ND, small_T, sums_T2)
         ctx.temperature = temperature  # type: ignore[attr-defined]
         return loss_T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, rows_ND, small_T, log_sum_T = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_TD, rows_ND, small_T, sums_T2 = ctx.saved_tensors  # type: ignore[attr-defined]
         columns = _Columns(rows_ND, None, None, ctx.temperature)  # type: ignore[attr-defined]
-        return *_backward(hidden_TD, columns, small_T, log_sum_T, grad_T.contiguous(), None), None, None
+        return *_backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), None), None, None
 
 
 class _SharedSoftmax(torch.autograd.Function):
@@ -117,8 +117,8 @@ class _SharedSoftmax(torch.autograd.Function):
         target_TD = rows_UD.index_select(0, targets_T)
         own_T = torch.linalg.vecdot(hidden_TD, target_TD) / temperature
         own_T = own_T if target_log_q_T is None else own_T - target_log_q_T
-        loss_T, log_sum_T = _forward(hidden_TD, columns, small_T, own_T.contiguous())
-        saved = (hidden_TD, columns.rows_CD, target_TD, small_T, targets_T, negatives_R, ids_R, log_sum_T)
+        loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, own_T.contiguous())
+        saved = (hidden_TD, columns.rows_CD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2)
         ctx.save_for_backward(*saved, *(() if log_q_R is None else (log_q_R,)))
         ctx.temperature, ctx.num_rows = temperature, len(rows_UD)  # type: ignore[attr-defined]
         return loss_T
@@ -126,10 +126,10 @@ class _SharedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, rows_RD, target_TD, small_T, targets_T, negatives_R, ids_R, log_sum_T, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_TD, rows_RD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
         columns = _Columns(rows_RD, ids_R, rest[0] if rest else None, ctx.temperature)  # type: ignore[attr-defined]
-        own_grad_T = torch.empty_like(log_sum_T)
-        grad_hidden_TD, grad_rows_RD = _backward(hidden_TD, columns, small_T, log_sum_T, grad_T.contiguous(), own_grad_T)
+        own_grad_T = torch.empty_like(grad_T, memory_format=torch.contiguous_format)
+        grad_hidden_TD, grad_rows_RD = _backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), own_grad_T)
         grad_hidden_TD.addcmul_(own_grad_T.unsqueeze(1), target_TD)
         grad_rows_UD = scatter_rows(hidden_TD, targets_T, own_grad_T, ctx.num_rows)  # type: ignore[attr-defined]
         scatter_rows(grad_rows_RD, negatives_R, None, len(grad_rows_UD), into_UD=grad_rows_UD)

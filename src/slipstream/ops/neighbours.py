@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.ops import backend as backends
-from slipstream.ops import neighbours_reference, operand_checks
+from slipstream.ops import neighbours_native, neighbours_reference, operand_checks
 
 Norm = Literal["layer", "rms"]
 
@@ -24,7 +24,8 @@ def linear_silu(
     operand_checks.like("weight", weight_FD, "x", x_TD, (weight_FD.shape[0], x_TD.shape[1]))
     if bias_F is not None:
         operand_checks.like("bias", bias_F, "weight", weight_FD, (weight_FD.shape[0],))
-    backends.choose(backend, x_TD, has_native=False)
+    if backends.choose(backend, x_TD) == "native":
+        return neighbours_native.linear_silu(x_TD, weight_FD, bias_F)
     return neighbours_reference.linear_silu(x_TD, weight_FD, bias_F)
 
 
@@ -43,7 +44,8 @@ def rms_norm(
     operand_checks.not_negative("eps", eps)
     if weight_D is not None:
         operand_checks.like("weight", weight_D, "x", x_TD, (x_TD.shape[1],))
-    backends.choose(backend, x_TD, has_native=False)
+    if backends.choose(backend, x_TD) == "native":
+        return neighbours_native.norm_gate_dropout(x_TD, None, weight_D, None, norm="rms", eps=eps, p=0.0, seed=None)
     return neighbours_reference.rms_norm(x_TD, weight_D, eps)
 
 
@@ -68,8 +70,8 @@ def norm_gate_dropout(
     if weight_F is not None:
         operand_checks.like("weight", weight_F, "x", x_TF, (x_TF.shape[1],))
     seed = _checked_seed(x_TF, p, seed, token_ids_T)
-    backends.choose(backend, x_TF, has_native=False)
-    return neighbours_reference.norm_gate_dropout(x_TF, gate_TF, weight_F, token_ids_T, norm=norm, eps=eps, p=p, seed=seed)
+    serve = neighbours_native if backends.choose(backend, x_TF) == "native" else neighbours_reference
+    return serve.norm_gate_dropout(x_TF, gate_TF, weight_F, token_ids_T, norm=norm, eps=eps, p=p, seed=seed)
 
 
 def dropout(
@@ -78,10 +80,11 @@ def dropout(
     """Zero values with probability p and scale the rest by 1 / (1 - p); without a seed (or with p = 0) x itself."""
     operand_checks.floating("x", x_TD, dims=2)
     seed = _checked_seed(x_TD, p, seed, token_ids_T)
-    backends.choose(backend, x_TD, has_native=False)
+    chosen = backends.choose(backend, x_TD)
     if seed is None or token_ids_T is None:
         return x_TD
-    return neighbours_reference.dropout(x_TD, p, seed, token_ids_T)
+    serve = neighbours_native if chosen == "native" else neighbours_reference
+    return serve.dropout(x_TD, p, seed, token_ids_T)
 
 
 def _checked_seed(x_TD: torch.Tensor, p: float, seed: int | None, token_ids_T: torch.Tensor | None) -> int | None:

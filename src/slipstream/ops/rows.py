@@ -8,12 +8,14 @@ sort, segment sum and update in one pass over token gradients.
 import torch
 
 from slipstream.ops import backend as backends
-from slipstream.ops import operand_checks, rows_reference
+from slipstream.ops import native, operand_checks, rows_native, rows_reference
 
 
 def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(unique_U sorted ascending, inverse_T) of int64 keys: unique_U[inverse_T] == keys_T."""
     operand_checks.integers("keys", keys_T, shape=(None,), device=keys_T.device)
+    if keys_T.device.type == "cpu" and native.available():
+        return rows_native.unique_keys(keys_T)
     return rows_reference.unique_keys(keys_T)
 
 
@@ -21,8 +23,8 @@ def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | No
     """rows_UD[index_T]; differentiable, backward sums each row's gradients in a fixed order."""
     operand_checks.floating("rows", rows_UD, dims=2)
     operand_checks.index("index", index_T, rows_UD.shape[0], shape=(None,), device=rows_UD.device)
-    backends.choose(backend, rows_UD, has_native=False)
-    return rows_reference.take_rows(rows_UD, index_T)
+    serve = rows_native if backends.choose(backend, rows_UD) == "native" else rows_reference
+    return serve.take_rows(rows_UD, index_T)
 
 
 def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int, *, backend: str | None = None) -> torch.Tensor:
@@ -30,8 +32,8 @@ def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int, *
     operand_checks.floating("grads", grads_TD, dims=2)
     operand_checks.not_negative("num_unique", num_unique)
     operand_checks.index("inverse", inverse_T, num_unique, shape=(grads_TD.shape[0],), device=grads_TD.device)
-    backends.choose(backend, grads_TD, has_native=False)
-    return rows_reference.coalesce(grads_TD, inverse_T, num_unique)
+    serve = rows_native if backends.choose(backend, grads_TD) == "native" else rows_reference
+    return serve.coalesce(grads_TD, inverse_T, num_unique)
 
 
 @torch.no_grad()
@@ -49,8 +51,8 @@ def rowwise_adagrad_(
     _check_table(weights_ND, rows_U, grads_UD)
     operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
     _check_once(rows_U)
-    backends.choose(backend, weights_ND, has_native=False)
-    rows_reference.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
+    serve = rows_native if _updates_natively(backend, weights_ND, state_N) else rows_reference
+    serve.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
 
 
 @torch.no_grad()
@@ -74,8 +76,8 @@ def rowwise_adam_(
     operand_checks.integers("steps", steps_N, shape=(weights_ND.shape[0],), device=weights_ND.device)
     _check_betas(betas)
     _check_once(rows_U)
-    backends.choose(backend, weights_ND, has_native=False)
-    rows_reference.rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr, betas, eps)
+    serve = rows_native if _updates_natively(backend, weights_ND, m_ND, v_N, steps_N) else rows_reference
+    serve.rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr, betas, eps)
 
 
 @torch.no_grad()
@@ -92,7 +94,9 @@ def rowwise_adagrad_from_tokens_(
     """`rowwise_adagrad_` of token gradients: rows may repeat, their gradients are summed first."""
     _check_table(weights_ND, rows_T, grads_TD)
     operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
-    backends.choose(backend, weights_ND, has_native=False)
+    if _updates_natively(backend, weights_ND, state_N):
+        rows_native.rowwise_adagrad_from_tokens_(weights_ND, state_N, rows_T, grads_TD, lr, eps)
+        return
     rows_U, inverse_T = rows_reference.unique_keys(rows_T)
     grads_UD = rows_reference.coalesce(grads_TD, inverse_T, rows_U.numel())
     rows_reference.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
@@ -135,3 +139,8 @@ def _check_once(rows_U: torch.Tensor) -> None:
     ascending = rows_U.numel() < 2 or bool((rows_U[1:] > rows_U[:-1]).all())
     if not ascending and torch.unique(rows_U).numel() != rows_U.numel():
         raise ValueError("rows holds the same row twice; sum its gradients first (coalesce) or use the _from_tokens_ entry")
+
+
+def _updates_natively(backend: str | None, *tensors: torch.Tensor) -> bool:
+    """In-place kernels need the very memory: a table that is not contiguous is served by the reference."""
+    return backends.choose(backend, tensors[0]) == "native" and all(tensor.is_contiguous() for tensor in tensors)

@@ -9,6 +9,7 @@ _COPIES_BYTES = 1 << 20  # rows up to this size are summed in one copy per threa
 _BUCKET_BYTES = 1 << 18  # rows of one bucket should stay in a core's cache
 _MAX_BUCKETS = 4096
 _MAX_ENTRIES = 1 << 22  # entries dealt at a time: 48 MB of scratch
+_NARROW_SPAN = 1 << 16  # keys within such a range are marked in a table instead of sorted
 
 
 def scatter_rows(
@@ -85,3 +86,69 @@ def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor) -> torch.Tensor:
 def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int) -> torch.Tensor:
     """The sum of the gradients that share a place."""
     return scatter_rows(grads_TD.detach(), inverse_T, None, num_unique)
+
+
+def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted unique keys and each key's place among them: a table of marks for a narrow range of keys, else a radix sort."""
+    keys_T = keys_T.contiguous()
+    count, inverse_T = keys_T.numel(), torch.empty_like(keys_T)
+    if count == 0:
+        return keys_T.clone(), inverse_T
+    _check_count(count)
+    low, high = (int(x) for x in torch.aminmax(keys_T))
+    span = high - low + 1
+    if span <= max(_NARROW_SPAN, 4 * count):
+        marks, ranks = torch.zeros(torch.get_num_threads(), span, dtype=torch.uint8), torch.empty(span, dtype=torch.int64)
+        unique_U = keys_T.new_empty(min(count, span))
+        call = kernel("ss_unique_narrow", "pnnnpppp", returns=True)
+        found = call(keys_T, count, low, span, marks, ranks, unique_U, inverse_T)
+    else:
+        unique_U = keys_T.new_empty(count)
+        call = kernel("ss_unique_wide", "pnpppp", returns=True)
+        found = call(keys_T, count, *_sort_scratch(count), unique_U, inverse_T)
+    return unique_U[:found].clone(), inverse_T
+
+
+def _check_count(count: int) -> None:
+    if count >= 1 << 31:
+        raise ValueError(f"at most 2^31 - 1 keys can be sorted at a time, got {count}")
+
+
+def _sort_scratch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(2, count, dtype=torch.int64), torch.empty(2, count, dtype=torch.int32)
+
+
+def rowwise_adagrad_(
+    weights_ND: torch.Tensor, state_N: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float, eps: float
+) -> None:
+    """One Adagrad step of the touched rows, with one accumulator a row."""
+    rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
+    kernel("ss_rowwise_adagrad", "ppppnnff")(weights_ND, state_N, rows_U, grads_UD, *grads_UD.shape, lr, eps)
+
+
+def rowwise_adam_(
+    weights_ND: torch.Tensor,
+    m_ND: torch.Tensor,
+    v_N: torch.Tensor,
+    steps_N: torch.Tensor,
+    rows_U: torch.Tensor,
+    grads_UD: torch.Tensor,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """One Adam step of the touched rows: first moment per value, second moment and step count per row."""
+    rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
+    call = kernel("ss_rowwise_adam", "ppppppnnfddf")
+    call(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, *grads_UD.shape, lr, *betas, eps)
+
+
+def rowwise_adagrad_from_tokens_(
+    weights_ND: torch.Tensor, state_N: torch.Tensor, rows_T: torch.Tensor, grads_TD: torch.Tensor, lr: float, eps: float
+) -> None:
+    """Sort, segment sum and Adagrad step in one pass over token gradients."""
+    rows_T, grads_TD = rows_T.contiguous(), grads_TD.contiguous()
+    _check_count(rows_T.numel())
+    sums = grads_TD.new_empty(torch.get_num_threads(), grads_TD.shape[1])
+    call = kernel("ss_rowwise_adagrad_from_tokens", "ppppnnffppp")
+    call(weights_ND, state_N, rows_T, grads_TD, *grads_TD.shape, lr, eps, *_sort_scratch(rows_T.numel()), sums)

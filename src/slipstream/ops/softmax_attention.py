@@ -72,22 +72,30 @@ def _grouped(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, offs
     if width != value_width:  # the fused kernel wants one width; zeros add nothing
         wide = max(width, value_width)
         q_THK, k_THK, v_THV = (pad(x, (0, wide - x.shape[2])) for x in (q_THK, k_THK, v_THV))
-    out_THV = torch.zeros_like(v_THV)
+    padded_lengths_B, rows_P, places_T = _padded_order(offsets_B1)
+    q_PHK, k_PHK, v_PHV = (x.index_select(0, rows_P) for x in (q_THK, k_THK, v_THV))
+    lengths, counts = padded_lengths_B.unique(return_counts=True)  # sorted, as the padded order is
+    sizes = (lengths * counts).tolist()
+    pieces = [v_PHV[:0]]
+    for length, q, k, v in zip(lengths.tolist(), q_PHK.split(sizes), k_PHK.split(sizes), v_PHV.split(sizes), strict=True):
+        if length:
+            q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+            pieces.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(0, 1))
+    return torch.cat(pieces).index_select(0, places_T)[:, :, :value_width]
+
+
+def _padded_order(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sequences sorted by padded length: those lengths, the token row behind every padded place, and every token's place."""
     lengths_B = offsets_B1.diff()
-    padded_B = (lengths_B + _STEP - 1) // _STEP * _STEP
-    for padded in padded_B.unique().tolist():
-        if padded == 0:
-            continue
-        members_G = torch.nonzero(padded_B == padded).squeeze(1)
-        place_N = torch.arange(padded, device=offsets_B1.device)
-        real_GN = place_N < lengths_B[members_G].unsqueeze(1)
-        rows_GN = torch.where(real_GN, offsets_B1[members_G].unsqueeze(1) + place_N, 0)
-        q, k, v = (x.index_select(0, rows_GN.flatten()).unflatten(0, rows_GN.shape) for x in (q_THK, k_THK, v_THV))
-        group_GNHV = scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=scale
-        ).transpose(1, 2)
-        out_THV = out_THV.index_copy(0, rows_GN[real_GN], group_GNHV[real_GN])
-    return out_THV[:, :, :value_width]
+    padded_B, order_B = ((lengths_B + _STEP - 1) // _STEP * _STEP).sort(stable=True)
+    sequence_P = order_B.repeat_interleave(padded_B)
+    starts_P = (padded_B.cumsum(0) - padded_B).repeat_interleave(padded_B)
+    place_P = torch.arange(sequence_P.numel(), device=offsets_B1.device) - starts_P
+    real_P = place_P < lengths_B[sequence_P]
+    rows_P = torch.where(real_P, offsets_B1[sequence_P] + place_P, 0)
+    places_T = torch.empty_like(rows_P[: int(lengths_B.sum())])
+    places_T[rows_P[real_P]] = real_P.nonzero().squeeze(1)
+    return padded_B, rows_P, places_T
 
 
 def _check(
