@@ -85,7 +85,9 @@ def test_softmax_losses_mask_accidental_hits_and_correct_by_log_q(kind, log_q):
     logits = asked.hidden_SD @ asked.rows_UD.T / asked.temperature
     for t, loss in enumerate(RETRIEVAL_LOSSES[kind].per_token(asked)):
         negatives = asked.negatives if kind == "shared_softmax" else asked.negatives[t]
-        corrections = torch.zeros(11) if not log_q else (asked.negative_log_q if asked.negative_log_q.dim() == 1 else asked.negative_log_q[t])
+        corrections = (
+            torch.zeros(11) if not log_q else (asked.negative_log_q if asked.negative_log_q.dim() == 1 else asked.negative_log_q[t])
+        )
         target = int(asked.targets_S[t])
         scores = [logits[t, target] - (asked.target_log_q_S[t] if log_q else 0)]
         scores += [logits[t, n] - q for n, q in zip(negatives.tolist(), corrections, strict=True) if n != target]

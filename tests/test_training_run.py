@@ -11,13 +11,13 @@ import torch
 import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from training_fixtures import small_recipe, small_store
 
 from slipstream.errors import SlipstreamError
 from slipstream.training import checkpoint
 from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.run import open_run, sole_user, train
 from slipstream.training.telemetry import read_metrics
+from training_fixtures import small_recipe, small_store
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,9 @@ def test_a_signal_ends_cleanly_and_the_run_goes_on_later(store, tmp_path, number
     assert (result.status, result.epoch) == ("interrupted", 1)
     assert "run the same command again" in capsys.readouterr().err
     assert signal.getsignal(number) is before
-    assert train(recipe, store, tmp_path / "cut", evaluate=lambda *_: {"HR@10": 0.0, "NDCG@10": 0.0}, quiet=True).status == "finished"
+    assert (
+        train(recipe, store, tmp_path / "cut", evaluate=lambda *_: {"HR@10": 0.0, "NDCG@10": 0.0}, quiet=True).status == "finished"
+    )
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "cut")) and losses(tmp_path / "whole") == losses(tmp_path / "cut")
 
 
@@ -200,13 +202,18 @@ def test_recipes_refuse_what_they_do_not_know(store, tmp_path):
             small_recipe(**changes)
     for changes, sentence in (
         ({"item_features": ["gnere"]}, "no item feature 'gnere'; did you mean 'genre'"),
-        ({"task": "ranking", "tasks": {"x": {"column": "clik"}}, "loss": {"kind": "bce"}}, "no action column 'clik'; did you mean 'click'"),
+        (
+            {"task": "ranking", "tasks": {"x": {"column": "clik"}}, "loss": {"kind": "bce"}},
+            "no action column 'clik'; did you mean 'click'",
+        ),
         ({"sampler": {"max_len": 9}}, "longer than model.max_len"),
     ):
         with pytest.raises(SlipstreamError, match=sentence):
             train(small_recipe(**changes), store, tmp_path / "refused", quiet=True)
     with pytest.raises(SlipstreamError, match="no figure 'HR@11'"):
-        train(small_recipe(train={"evaluate_every": 1, "metric": "HR@11"}), store, tmp_path / "m", evaluate=growing([1]), quiet=True)
+        train(
+            small_recipe(train={"evaluate_every": 1, "metric": "HR@11"}), store, tmp_path / "m", evaluate=growing([1]), quiet=True
+        )
 
 
 def test_more_ranks_than_one_are_refused_and_one_is_plain(store, tmp_path, monkeypatch):

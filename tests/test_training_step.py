@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from training_fixtures import small_recipe, small_store, users_of
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.models.inputs import ModelInput
@@ -12,9 +11,14 @@ from slipstream.training.features import labels_TA
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
+from training_fixtures import small_recipe, small_store, users_of
 
 STEPS = 6
-RANKING = {"task": "ranking", "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}}, "loss": {"kind": "bce"}}
+RANKING = {
+    "task": "ranking",
+    "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}},
+    "loss": {"kind": "bce"},
+}
 
 
 @pytest.fixture(scope="module")

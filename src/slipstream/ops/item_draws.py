@@ -1,6 +1,6 @@
 """Items drawn by name, not by state: draw r of row t is a pure function of (seed, row name, r).
 
-Uniform over `below` items, or by an alias table (Walker): the top 32 of 64 random bits choose a column, the low 32 choose between the
+Uniform over `below` items, or by an alias table (Walker): the top 32 of 64 random bits choose a column, the low 32 between the
 column's own item and its alias. All of it is integer arithmetic, so both back-ends agree to the last bit.
 """
 

@@ -1,7 +1,7 @@
 """All tables of a model: the keys of a batch go in, rows come out as leaf tensors, their gradients go back as one update.
 
-Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows over the i-th key list; gradients of
-all lists meet in the one leaf `rows_UD`.
+Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows over the i-th key list; gradients
+of all lists meet in the one leaf `rows_UD`.
 """
 
 from collections.abc import Mapping, Sequence

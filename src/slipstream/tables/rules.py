@@ -27,7 +27,7 @@ class RowRule(Protocol):
     def moves_untouched_rows(self) -> bool: ...
 
     def new_state(self, num_rows: int, dim: int, dtype: torch.dtype) -> State:
-        """State of a table nobody has trained yet. Entries with `num_rows` rows travel with their rows; others are the table's own."""
+        """State of an untrained table. Entries with `num_rows` rows travel with their rows; others are the table's own."""
         ...
 
     def update_(self, weights_ND: torch.Tensor, state: State, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints: whole or absent, no pickle, and enough in them to go on as if nothing had happened.
 
-`checkpoints/step-00000120/` holds `tensors.safetensors` (dense weights, optimiser state, every table's rows with their state, torch's
+`checkpoints/step-00000120/` holds `tensors.safetensors` (dense weights, optimiser state, tables' rows with their state, torch's
 random state) and `state.json` (step, sampler position, early stopping, digests). A directory appears under its name only when it is
 complete, so the newest one is always good. `checkpoints/best-…` is the same thing for the best evaluation so far.
 """
@@ -40,7 +40,8 @@ def list_checkpoints(directory: Path, kind: str = LAST) -> list[Path]:
 
 def latest(directory: Path, kind: str = LAST) -> Path | None:
     """The newest complete checkpoint, if there is one."""
-    return (list_checkpoints(directory, kind) or [None])[-1]
+    found = list_checkpoints(directory, kind)
+    return found[-1] if found else None
 
 
 def save_checkpoint(
@@ -53,7 +54,7 @@ def save_checkpoint(
     kind: str = LAST,
     keep: int = 1,
 ) -> Path:
-    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones as they were."""
+    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones alone."""
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
     tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
     if optimizer is not None:

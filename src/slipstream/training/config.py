@@ -5,7 +5,8 @@ A run is a function of (recipe, store). The descriptions of the fields are their
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,12 +14,18 @@ from slipstream.data.sampler import SamplerConfig, Split
 from slipstream.errors import did_you_mean
 from slipstream.models.config import ModelConfig
 
+Part = TypeVar("Part", bound=BaseModel)
+
 
 def _known_split_keys(value: Any) -> Any:
     for key in value if isinstance(value, dict) else ():
         if key not in ("validation", "test"):
             raise ValueError(f"unknown key '{key}' in split{did_you_mean(key, ('validation', 'test'))}")
     return value
+
+
+def _all_defaults(section: type[Part]) -> Callable[[], Part]:
+    return lambda: section.model_validate({})
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -62,7 +69,9 @@ class OptimizerConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.98), description="AdamW's decay rates of the two moments")
     eps: Positive = Field(1e-8, description="AdamW's guard against division by zero")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the dense parameters")
-    clip_norm: Positive | None = Field(None, description="clip the global norm of the dense gradients (rows of tables are not clipped)")
+    clip_norm: Positive | None = Field(
+        None, description="clip the global norm of the dense gradients (rows of tables are not clipped)"
+    )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rates rise linearly from zero")
     decay: Literal["constant", "cosine"] = Field("constant", description="what the learning rates do after the warm-up")
     final_fraction: float = Field(0.0, ge=0, le=1, description="share of the learning rate left at the end of a cosine decay")
@@ -93,7 +102,9 @@ class TrainConfig(Section):
     patience: int | None = Field(None, ge=1, description="stop after so many evaluations in a row without a better figure")
     checkpoint_every: int = Field(200, ge=1, description="steps between checkpoints (one is also written after each evaluation)")
     keep_last: int = Field(2, ge=1, description="checkpoints kept besides the best one")
-    threads: int | None = Field(None, ge=1, description="CPU threads; default: what torch chooses. Bitwise repetition needs the same count")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads; default: what torch chooses. Bitwise repetition needs the same count"
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
     schedule: Literal["synchronous"] = Field("synchronous", description="how lookups, compute and updates are laid over time")
@@ -105,17 +116,23 @@ class Recipe(Section):
     name: str = Field(description="name of the recipe; the default run directory is runs/<name>")
     data: str | None = Field(None, description="directory of the sequence store")
     task: Literal["retrieval", "ranking"] = Field("retrieval", description="predict the next item, or an item's actions")
-    tasks: dict[str, RankingTask] = Field(default_factory=dict, description="ranking: name of each predicted action and where it is read")
+    tasks: dict[str, RankingTask] = Field(
+        default_factory=dict, description="ranking: name of each predicted action and where it is read"
+    )
     seed: int = Field(42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="the network")
-    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="how behaviours become batches")
-    split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(default_factory=Split, description="behaviours held out at the end of each user's log")
+    model: ModelConfig = Field(default_factory=_all_defaults(ModelConfig), description="the network")
+    sampler: SamplerConfig = Field(default_factory=_all_defaults(SamplerConfig), description="how behaviours become batches")
+    split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(
+        default_factory=Split, description="behaviours held out at the end of each user's log"
+    )
     item_features: tuple[str, ...] = Field((), description="categorical item columns that join the item's token")
     user_features: tuple[str, ...] = Field((), description="categorical user columns that lead the sequence as tokens")
-    loss: LossConfig = Field(default_factory=LossConfig, description="the objective")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="dense optimiser and learning-rate schedule")
-    tables: TablesConfig = Field(default_factory=TablesConfig, description="embedding rows")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="length, evaluation, checkpoints")
+    loss: LossConfig = Field(default_factory=_all_defaults(LossConfig), description="the objective")
+    optimizer: OptimizerConfig = Field(
+        default_factory=_all_defaults(OptimizerConfig), description="dense optimiser and learning-rate schedule"
+    )
+    tables: TablesConfig = Field(default_factory=_all_defaults(TablesConfig), description="embedding rows")
+    train: TrainConfig = Field(default_factory=_all_defaults(TrainConfig), description="length, evaluation, checkpoints")
 
     @model_validator(mode="after")
     def _task_fits_loss(self) -> "Recipe":

@@ -1,6 +1,6 @@
 """What a batch means to the tables: which key of which table each behaviour, user and catalogue item stands for.
 
-Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` carries everything a model must know of
+Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` carries all a model must know of
 the data it was built for (sizes, codes of item features), so it can be made from a store or from an exported bundle.
 """
 

@@ -1,7 +1,7 @@
 """A recommender: the dense model, its embedding tables, and how a batch's keys, negatives and loss hang together.
 
-Every number it draws has a name: dropout hangs on (seed, step, token), negatives on (seed, step, token), so any cut of a batch gives
-the same sums. Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queries_SD`, `catalogue_ND`, `predict_SA`.
+Every number it draws has a name: dropout and negatives hang on (seed, step, token), so any cut of a batch gives the same sums.
+Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queries_SD`, `catalogue_ND`, `predict_SA`.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class Gathered:
 
     batch: JaggedBatch
     lookups: Lookups
+    supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
-    supervised_S: torch.Tensor | None = None  # places of the tokens the loss counts
     negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
 
 
@@ -80,16 +80,15 @@ class Recommender:
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return Gathered(batch, self.tables.lookup(keys), dropout_seed, supervised_S)
+            return Gathered(batch, self.tables.lookup(keys), supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
         negatives = self._draw_negatives(batch.token_ids_T[supervised_S], step)
         keys[ITEM] += [batch.next_items_T[supervised_S], torch.arange(self.features.num_items) if negatives is None else negatives]
-        return Gathered(batch, self.tables.lookup(keys), dropout_seed, supervised_S, negatives)
+        return Gathered(batch, self.tables.lookup(keys), supervised_S, dropout_seed, negatives)
 
     def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
         """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
         gathered = gathered or self.gather(batch, step)
-        assert gathered.supervised_S is not None
         loss_S = self._ranking_loss(gathered) if self.recipe.task == "ranking" else self._retrieval_loss(gathered)
         return loss_S.sum(), gathered.supervised_S.numel()
 
@@ -113,7 +112,8 @@ class Recommender:
     @torch.no_grad()
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor:
         """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no dropout."""
-        return self._directions(self.forward(self._gather_inputs(batch))[batch.supervised_T])
+        gathered = self._gather_inputs(batch)
+        return self._directions(self.forward(gathered)[gathered.supervised_S])
 
     @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
@@ -123,11 +123,12 @@ class Recommender:
     @torch.no_grad()
     def predict_SA(self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
         """Ranking: the probability of each action at each supervised token; no dropout."""
-        return self.forward(self._gather_inputs(batch), num_candidates_B)[batch.supervised_T].sigmoid()
+        gathered = self._gather_inputs(batch)
+        return self.forward(gathered, num_candidates_B)[gathered.supervised_S].sigmoid()
 
     def _gather_inputs(self, batch: JaggedBatch) -> Gathered:
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
-        return Gathered(batch, self.tables.lookup(keys))
+        return Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1))
 
     def _draw_negatives(self, token_ids_S: torch.Tensor, step: int) -> torch.Tensor | None:
         """Items this step's tokens compete with: [S, R] per token, [R] shared, None for the whole catalogue."""

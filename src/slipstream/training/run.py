@@ -65,12 +65,13 @@ def train(
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> RunResult:
-    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C and SIGTERM end it cleanly after the running step."""
+    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it cleanly after a step."""
     directory = Path(run_dir)
     refuse_many_ranks()
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
-            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; make the model's at least as long"
+            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; "
+            "make the model's at least as long"
         )
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate
@@ -95,14 +96,21 @@ def train(
         return _run(recorder, judge, stop, earlier)
 
 
-def _run(recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop: threading.Event, earlier: dict[str, Any]) -> RunResult:
+def _run(
+    recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop: threading.Event, earlier: dict[str, Any]
+) -> RunResult:
     """The loop inside its bookkeeping: run.json tells the truth however it ends."""
     started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
     progress, directory = recorder.progress, recorder.directory
 
     def note(status: str) -> float:
         seconds = spent + time.perf_counter() - started
-        outcome = {"step": progress.step, "epoch": progress.epochs_done, "best_step": progress.best_step, "metrics": progress.best_metrics}
+        outcome = {
+            "step": progress.step,
+            "epoch": progress.epochs_done,
+            "best_step": progress.best_step,
+            "metrics": progress.best_metrics,
+        }
         write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
         return seconds
 
@@ -115,7 +123,9 @@ def _run(recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop:
         with contextlib.suppress(SlipstreamError):  # a full disk refuses this note too; the first error is the one to tell
             note("failed")
         if isinstance(error, OSError):
-            raise SlipstreamError(f"could not write to {directory}: {error.strerror or error}; its checkpoints are whole") from error
+            raise SlipstreamError(
+                f"could not write to {directory}: {error.strerror or error}; its checkpoints are whole"
+            ) from error
         raise
     finally:
         recorder.close()
@@ -142,7 +152,9 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
             raise SlipstreamError(f"{directory} holds a run on other data; choose another directory or remove this one")
         seconds = float(earlier.get("seconds", 0.0))
     elif latest(directory / "checkpoints") is not None:
-        raise SlipstreamError(f"{directory} has checkpoints but no run.json, so whose they are is not known; choose another directory")
+        raise SlipstreamError(
+            f"{directory} has checkpoints but no run.json, so whose they are is not known; choose another directory"
+        )
     with atomic_file(directory / "recipe.yaml") as path:
         path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
@@ -210,7 +222,9 @@ def sole_user(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise SlipstreamError(f"another process is training in {directory}; wait for it, or choose another directory") from error
+            raise SlipstreamError(
+                f"another process is training in {directory}; wait for it, or choose another directory"
+            ) from error
         yield
 
 

@@ -1,6 +1,6 @@
 """What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard events.
 
-Speeds divide by wall-clock time, everything included (evaluation, checkpoints), so the line never flatters. MFU is the model's FLOPs
+Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never flatters. MFU is the model's FLOPs
 divided by (time x the matrix-multiply peak measured here, with the same threads, at the start). Only rank 0 speaks.
 """
 
@@ -150,7 +150,11 @@ class ProgressLine:
         self._task: TaskID | None = None
         self._last_plain = 0.0
         if not self.quiet and self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.percentage:.0f} %  {task.fields[figures]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TextColumn("{task.percentage:.0f} %  {task.fields[figures]}"),
+            )
             self._progress = Progress(*columns, console=self.console, transient=True)
             self._task = self._progress.add_task("", total=1, figures="")
             self._progress.start()
