@@ -6,7 +6,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 # What `import slipstream as ss` offers, loaded on first use so that the command line starts fast.
-_OFFERED = {"train": "api", "prepare": "api", "Run": "api", "Recipe": "training.config", "SequenceStore": "data.store", "ops": "ops"}
+_OFFERED = {
+    "prepare": "api",
+    "train": "api",
+    "Run": "api",
+    "Recipe": "training.config",
+    "SequenceStore": "data.store",
+    "ops": "ops",
+}
 __all__ = ["Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]
 
 
