@@ -2,9 +2,10 @@
 
 Random global batches with a fixed number of sequences per rank; every variant shares the same batches. `imbalance` is the mean over
 steps of (slowest - mean) / slowest; `floor` is what no sharing can beat without cutting a sequence: where it is high, one sequence
-costs more than a rank's fair share, and only more sequences per rank, or a cap, would help. Real lengths come from the folders named
-in `$SLIPSTREAM_DATA` (default `data`): prepared stores or raw downloads of ml-1m, ml-latest-small, kuairand-pure; absent ones are
-left out and said so.
+costs more than a rank's fair share, and only more sequences per rank, or a cap, would help.
+
+Real lengths come from the folders named in `$SLIPSTREAM_DATA` (default `data`): prepared stores or raw downloads of ml-1m,
+ml-latest-small and kuairand-pure; absent ones are left out and said so.
 """
 
 import os
