@@ -1,0 +1,298 @@
+"""How much of the machine a whole training step uses, for the named sizes; and the ML-1M step against plain padded PyTorch.
+
+A step is all of it: row lookup, model, loss with 128 sampled negatives, backward, update of rows and dense weights. `mfu` is model
+FLOPs (slipstream/models/flops.py) over time and peak; the peak is torch.mm fp32 1024^3 with the same threads, timed before and
+after every step. Histories have the full length of their size. `mfu_cpu` says the same by processor seconds instead of the clock's:
+on a machine that others use too it is the steadier figure.
+
+The ML-1M step has 128 histories with MovieLens-1M's lengths: from `ml-1m` in a folder of `$SLIPSTREAM_DATA` (default `data`) where
+there is one, otherwise drawn alike; the output says which. Its claim is held against the kinder padded baseline, which leaves padding
+out of the loss as the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long model.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.bench import negative_memory
+from slipstream.bench.balance import real_lengths
+from slipstream.bench.harness import machine, matmul_peak, median, spread
+from slipstream.bench.padded_baseline import PaddedBatch, PaddedStep
+from slipstream.bench.step_samples import JaggedStep, batch_of, movielens_like_lengths
+from slipstream.config import load_recipe
+from slipstream.files import write_json
+from slipstream.models.build import dense_parameters
+from slipstream.models.flops import training_flops
+from slipstream.training.config import Recipe
+
+THREADS = 2
+NEGATIVES = 128
+ITEMS = 20_000
+MOVIELENS_ITEMS, MOVIELENS_USERS, MOVIELENS_LENGTH = 3_706, 128, 200
+PEAK_PRODUCTS = 10  # a sample of the peak
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One row of the table: a named size, how many full histories a step has, how often it is measured."""
+
+    kind: str
+    size: str
+    sequences: int
+    repeats: int
+    blocks: int | None = None  # None: as many as the size has
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.size}"
+
+    def recipe(self) -> Recipe:
+        model: dict[str, Any] = {"kind": self.kind, "size": self.size}
+        if self.blocks is not None:
+            model["blocks"] = self.blocks
+        return Recipe.model_validate({"name": self.name, "model": model, "loss": {"negatives": NEGATIVES}})
+
+
+FULL = [
+    Shape(kind, size, sequences, repeats)
+    for size, sequences, repeats in (("tiny", 8, 5), ("small", 4, 5), ("medium", 2, 5), ("large", 1, 3), ("long", 1, 3))
+    for kind in ("hstu", "fuxi")
+]
+QUICK = [
+    Shape(kind, size, 1, 2, blocks) for size, blocks in (("tiny", None), ("small", None), ("long", 1)) for kind in ("hstu", "fuxi")
+]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed run: by the clock, and processor seconds of all threads."""
+
+    seconds: float
+    cpu_seconds: float
+    value: float
+
+
+def timed(work: Callable[[], float]) -> Sample:
+    begin, cpu = time.perf_counter(), time.process_time()
+    value = work()
+    return Sample(time.perf_counter() - begin, time.process_time() - cpu, value)
+
+
+class Peak:
+    """The machine's matrix-product speed, sampled again and again over a run."""
+
+    def __init__(self) -> None:
+        self.product, self.flops = matmul_peak()
+        self._products()
+
+    def _products(self) -> float:
+        for _ in range(PEAK_PRODUCTS):
+            self.product()
+        return 0.0
+
+    def sample(self) -> Sample:
+        """`value` is FLOPs a second; by processor time it is `value * seconds / cpu_seconds`."""
+        taken = timed(self._products)
+        return Sample(taken.seconds, taken.cpu_seconds, PEAK_PRODUCTS * self.flops / taken.seconds)
+
+
+def measure_shape(shape: Shape, peak: Peak) -> dict[str, Any]:
+    """MFU of one named size: a warm-up step, then steps between samples of the peak, which together are its peak."""
+    recipe = shape.recipe()
+    lengths = [recipe.model.max_len] * shape.sequences
+    step, batch = JaggedStep.of(recipe, ITEMS), batch_of(lengths, ITEMS)
+    flops = training_flops(recipe.model, lengths, negatives=NEGATIVES)
+    losses, samples, peaks = [step(batch)], [], [peak.sample()]
+    for _ in range(shape.repeats):
+        samples.append(timed(lambda: step(batch)))
+        peaks.append(peak.sample())
+        losses.append(samples[-1].value)
+    row = {
+        "variant": shape.name,
+        "dense_parameters": dense_parameters(step.recommender.model),
+        "blocks": recipe.model.blocks,
+        "sequences": shape.sequences,
+        "length": recipe.model.max_len,
+        "tokens": batch.num_tokens,
+        "flops": flops,
+        "losses": losses,
+    }
+    return row | mfu_figures(flops, samples, peaks)
+
+
+def mfu_figures(flops: int, samples: list[Sample], peaks: list[Sample]) -> dict[str, Any]:
+    """Medians and spread of what was timed, and MFU from them."""
+    seconds = [sample.seconds for sample in samples]
+    cpu_seconds = [sample.cpu_seconds for sample in samples]
+    peak = median([sample.value for sample in peaks])
+    peak_per_cpu_second = median([sample.value * sample.seconds / sample.cpu_seconds for sample in peaks])
+    return {
+        "mfu": flops / median(seconds) / peak,
+        "mfu_cpu": flops / median(cpu_seconds) / peak_per_cpu_second,
+        "seconds": median(seconds),
+        "spread": spread(seconds),
+        "gflops": flops / median(seconds) / 1e9,
+        "peak_gflops": peak / 1e9,
+        "samples": seconds,
+        "cpu_samples": cpu_seconds,
+        "peak_samples": [sample.value / 1e9 for sample in peaks],
+    }
+
+
+def movielens_lengths() -> tuple[list[int], str]:
+    """Training windows of 128 users, and where their lengths come from."""
+    known = real_lengths("ml-1m")
+    source = "MovieLens-1M" if known is not None else "drawn like MovieLens-1M"
+    lengths = movielens_like_lengths(100_000) if known is None else known
+    chosen = np.random.default_rng(1).choice(lengths, MOVIELENS_USERS, replace=False)
+    # Two behaviours are held out, and the last of the rest is only a target.
+    return np.minimum(chosen - 3, MOVIELENS_LENGTH).clip(min=1).tolist(), source
+
+
+def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
+    """The ML-1M base step, ours and padded, interleaved."""
+    lengths, source = movielens_lengths()
+    recipe, batch = load_recipe(Recipe, "ml-1m-hstu"), batch_of(lengths, MOVIELENS_ITEMS)
+    rectangles = PaddedBatch.of(batch, MOVIELENS_LENGTH)
+    ours = JaggedStep.of(recipe, MOVIELENS_ITEMS)
+    padded, kinder = PaddedStep(recipe, MOVIELENS_ITEMS), PaddedStep(recipe, MOVIELENS_ITEMS, "real")
+    variants: dict[str, Callable[[], float]] = {
+        "ml-1m jagged": lambda: ours(batch),
+        "ml-1m padded": lambda: padded(rectangles),
+        "ml-1m padded, loss at real positions": lambda: kinder(rectangles),
+    }
+    samples: dict[str, list[Sample]] = {name: [] for name in variants}
+    peaks = []
+    for repeat in range(repeats + 1):
+        for name, step in variants.items():
+            gc.collect()
+            sample = timed(step)
+            if repeat:
+                samples[name].append(sample)
+        peaks.append(peak.sample())
+    flops = training_flops(recipe.model, lengths, negatives=recipe.loss.negatives)
+    shared = {"lengths": source, "tokens": batch.num_tokens, "sequences": len(lengths), "length": MOVIELENS_LENGTH, "flops": flops}
+    rows = [{"variant": name} | shared | mfu_figures(flops, several, peaks) for name, several in samples.items()]
+    for row in rows:
+        row["x_over"] = row["seconds"] / rows[0]["seconds"]
+        row["x_over_cpu"] = median(row["cpu_samples"]) / median(rows[0]["cpu_samples"])
+    return rows
+
+
+def measure_memory(repeats: int) -> list[dict[str, Any]]:
+    """What 128 negatives a token add to the peak memory of the ML-1M step, fused and gathered."""
+    lengths, source = movielens_lengths()
+    found = negative_memory.measure(lengths, MOVIELENS_ITEMS, torch.get_num_threads(), repeats)
+    return [
+        {
+            "variant": f"memory, negatives {name}",
+            "lengths": source,
+            "step_bytes": median([sample["step_bytes"] for sample in several]),
+            "peak_bytes": median([sample["peak_bytes"] for sample in several]),
+            "samples": [sample["step_bytes"] for sample in several],
+        }
+        for name, several in found.items()
+    ]
+
+
+def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
+    """Measure, print tables, write the JSON of a benchmark if asked for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
+    try:
+        peak, load = Peak(), os.getloadavg()[0]
+        steps = measure_movielens(3 if quick else 7, peak)
+        memory = measure_memory(1 if quick else 5)
+        sizes = []
+        for shape in QUICK if quick else FULL:
+            sizes.append(measure_shape(shape, peak))
+            gc.collect()
+        result = {
+            "bench": "train-step",
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine() | {"load": load},
+            "threads": torch.get_num_threads(),
+            "quick": quick,
+            "rows": [*sizes, *steps, *memory, *([] if quick else [loss_row(sizes)])],
+            "claims": claims(sizes, steps, memory),
+        }
+    finally:
+        torch.set_num_threads(before)
+    _print(result, sizes, steps, memory)
+    if json_path is not None:
+        write_json(json_path, result)
+    return result
+
+
+def loss_row(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """FuXi-long in full: its loss at the first and the last of the steps measured."""
+    losses = next(row["losses"] for row in sizes if row["variant"] == "fuxi-long")
+    return {"variant": "fuxi-long loss", "fuxi_long_loss_first": losses[0], "fuxi_long_loss_last": losses[-1], "samples": losses}
+
+
+def claims(sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]) -> dict[str, float]:
+    """The headline figures."""
+    mfu = {row["variant"]: row["mfu"] for row in sizes}
+    return {
+        "mfu_hstu_long": mfu["hstu-long"],
+        "mfu_fuxi_long": mfu["fuxi-long"],
+        "x_over_padded_ml1m": min(row["x_over"] for row in steps[1:]),
+        "negative_memory_saved": 1.0 - memory[0]["step_bytes"] / memory[1]["step_bytes"],
+    }
+
+
+def _print(result: dict[str, Any], sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"whole training step, {result['threads']} threads, fp32, {NEGATIVES} negatives, {ITEMS:,} items")
+    for heading in (
+        "model",
+        "dense M",
+        "blocks",
+        "batch",
+        "TFLOP",
+        "step s",
+        "spread",
+        "GF/s",
+        "mm peak",
+        "mfu",
+        "mfu cpu",
+        "loss",
+    ):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in sizes:
+        table.add_row(
+            row["variant"],
+            f"{row['dense_parameters'] / 1e6:.2f}",
+            str(row["blocks"]),
+            f"{row['sequences']} x {row['length']}",
+            f"{row['flops'] / 1e12:.3f}",
+            *(f"{row['seconds']:.2f}", f"{row['spread']:.0%}", f"{row['gflops']:.0f}", f"{row['peak_gflops']:.0f}"),
+            *(f"{row['mfu']:.3f}", f"{row['mfu_cpu']:.3f}", f"{row['losses'][0]:.2f} > {row['losses'][-1]:.2f}"),
+        )
+    console.print(table)
+    title = f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} tokens, lengths {steps[0]['lengths']}"
+    table = Table(title=title)
+    for heading in ("variant", "step ms", "spread", "mfu", "x", "x by cpu"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for row in steps:
+        figures = (f"{1e3 * row['seconds']:.1f}", f"{row['spread']:.0%}", f"{row['mfu']:.3f}", f"{row['x_over']:.2f}")
+        table.add_row(row["variant"], *figures, f"{row['x_over_cpu']:.2f}")
+    console.print(table)
+    for row in memory:
+        console.print(
+            f"{row['variant']}: +{row['step_bytes'] / 2**20:,.0f} MB in a step, {row['peak_bytes'] / 2**20:,.0f} MB in all"
+        )
+    for name, value in result["claims"].items():
+        console.print(f"{name}: {value:.3f}")
+    if result["quick"]:
+        console.print("quick: the long models were measured with one of their 16 blocks")
