@@ -6,8 +6,8 @@ after every step. Histories have the full length of their size. `mfu_cpu` says t
 on a machine that others use too it is the steadier figure.
 
 The ML-1M step has 128 histories with MovieLens-1M's lengths: from `ml-1m` in a folder of `$SLIPSTREAM_DATA` (default `data`) where
-there is one, otherwise drawn alike; the output says which. Its claim is held against the kinder padded baseline, which leaves padding
-out of the loss as the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long model.
+there is one, otherwise drawn alike; the output says which. Its claim is held against the kinder padded baseline, which leaves
+padding out of the loss as the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long model.
 """
 
 import gc
