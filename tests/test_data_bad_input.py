@@ -128,6 +128,14 @@ def test_one_user_is_enough(tmp_path, monkeypatch):
     assert SequenceStore.open(tmp_path / "out").lengths_U.tolist() == [3]
 
 
+def test_a_full_disk_while_making_a_synthetic_log(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise pl.exceptions.ComputeError("parquet: No space left on device (os error 28)\nplan: …")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    assert "No space left" in refuse(["data", "prepare", "synthetic", "--out", tmp_path / "out"], tmp_path, monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("place", ["scratch", "final"])
 def test_a_full_disk_leaves_nothing(place, tmp_path, monkeypatch, capsys):
     pl.DataFrame(GOOD).write_csv(tmp_path / "log.csv")

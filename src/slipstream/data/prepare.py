@@ -70,19 +70,20 @@ def prepare(
 
 @contextlib.contextmanager
 def _scratch_beside(out: Path) -> Iterator[Path]:
-    """A working folder on the disk of the result, gone afterwards whatever happens; a failing disk is one sentence."""
+    """A working folder on the disk of the result, gone afterwards whatever happens; a failing disk or reader is one sentence."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.scratch.", dir=out.parent) as scratch:
             yield Path(scratch)
     except OSError as error:
         raise SlipstreamError(f"could not prepare {out}: {error.strerror or error}; nothing was left behind") from error
+    except pl.exceptions.PolarsError as error:
+        raise SlipstreamError(f"could not prepare {out}: {str(error).splitlines()[0]}; nothing was left behind") from error
 
 
 def _open_log(name: str, choices: Choices, scratch: Path, say: Progress) -> RawLog:
     if name == "synthetic":
-        say("making the log", 0, 0)
-        return synthetic_log(choices.synthetic, scratch)
+        return synthetic_log(choices.synthetic, scratch, say)
     if name in ENTRIES:
         return _open_known(name, choices, scratch, say)
     path = Path(name)
