@@ -30,15 +30,21 @@ class Lookup:
 Lookups = dict[str, Lookup]
 
 
-def _unique(keys_T: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted unique keys and each key's place among them; by counting when the table is not much larger than the key list."""
-    if num_rows > 8 * keys_T.numel():
-        return unique_keys(keys_T)
-    used_N = torch.zeros(num_rows, dtype=torch.bool)
-    used_N[keys_T] = True
+def _unique(lists: list[torch.Tensor], num_rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Sorted unique keys, and each key's place among them: by counting where the table is not much larger than the key lists."""
+    if num_rows > 8 * sum(keys.numel() for keys in lists):
+        unique_U, inverse_T = unique_keys(torch.cat([keys.reshape(-1) for keys in lists]))
+        parts = inverse_T.split([keys.numel() for keys in lists])
+        return unique_U, [part.view(keys.shape) for part, keys in zip(parts, lists, strict=True)]
+    counts_N = torch.zeros(num_rows, dtype=torch.int64)
+    for keys in lists:
+        counts_N += torch.bincount(keys.reshape(-1), minlength=num_rows)
+    used_N = counts_N > 0
     unique_U = used_N.nonzero().squeeze(1)
+    if unique_U.numel() == num_rows:  # many negatives over a small catalogue: keys are their own places
+        return unique_U, lists
     places_N = used_N.cumsum(0) - 1
-    return unique_U, places_N.index_select(0, keys_T)
+    return unique_U, [places_N.index_select(0, keys.reshape(-1)).view(keys.shape) for keys in lists]
 
 
 class TableCollection:
@@ -55,19 +61,12 @@ class TableCollection:
         return {name: self._lookup(self.tables[name], list(lists)) for name, lists in keys.items()}
 
     def _lookup(self, table: MemoryTable, lists: list[torch.Tensor]) -> Lookup:
-        keys_T = torch.cat([keys.reshape(-1) for keys in lists])
-        if keys_T.dtype != torch.int64:
-            raise TypeError(f"keys of table '{table.name}' must be int64, got {keys_T.dtype}")
-        if keys_T.numel():
-            low, high = (int(bound) for bound in keys_T.aminmax())
-            if low < 0 or high >= table.num_rows:
-                raise IndexError(f"table '{table.name}' has rows 0 … {table.num_rows - 1}, but a key is {low if low < 0 else high}")
+        for keys in lists:
+            _check_keys(table, keys)
         if table.rule.moves_untouched_rows:  # the update reads every row anyway, so the keys are their own places
             unique_U, inverses = torch.arange(table.num_rows), lists
         else:
-            unique_U, inverse_T = _unique(keys_T, table.num_rows)
-            parts = inverse_T.split([keys.numel() for keys in lists])
-            inverses = [part.view(keys.shape) for part, keys in zip(parts, lists, strict=True)]
+            unique_U, inverses = _unique(lists, table.num_rows)
         return Lookup(unique_U, table.gather(unique_U).requires_grad_(), inverses)
 
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
@@ -82,6 +81,15 @@ class TableCollection:
     def load_state_dict(self, saved: State) -> None:
         for name, table in self.tables.items():
             table.load_state_dict({k.removeprefix(f"{name}/"): v for k, v in saved.items() if k.startswith(f"{name}/")})
+
+
+def _check_keys(table: MemoryTable, keys: torch.Tensor) -> None:
+    if keys.dtype != torch.int64:
+        raise TypeError(f"keys of table '{table.name}' must be int64, got {keys.dtype}")
+    if keys.numel():
+        low, high = (int(bound) for bound in keys.aminmax())
+        if low < 0 or high >= table.num_rows:
+            raise IndexError(f"table '{table.name}' has rows 0 … {table.num_rows - 1}, but a key is {low if low < 0 else high}")
 
 
 def _gradient(lookup: Lookup) -> torch.Tensor:
