@@ -28,6 +28,10 @@ class TimeBuckets {
         memcpy(&bits, &f, 4);
         return fix(guess_[(bits >> 20) - ONE], apart);
     }
+    // The bucket of `apart`, known to lie beyond bucket `b`: most often the next one.
+    int grown(int b, uint64_t apart) const {
+        return b + 2 < entries_ && apart < static_cast<uint64_t>(borders_[b + 2]) ? b + 1 : of(apart);
+    }
     // The first query time (for a query after the key) that leaves bucket `b` of a key at `time`.
     int64_t leaves(int b, int64_t time) const {
         if (b + 1 >= entries_) return INT64_MAX;
@@ -101,43 +105,67 @@ inline void add_up(const AttentionCall& call, const std::vector<BiasGradients>& 
     std::copy(time.begin(), time.end(), call.grad_time);
 }
 
+inline void clear_unseen(float* row, const PanelRange& range, int64_t low, int64_t high) {
+    for (int64_t c = std::max<int64_t>(0, range.first - 8); c < low; ++c) row[c] = 0.0f;
+    for (int64_t c = std::max<int64_t>(0, high); c < range.last + 8; ++c) row[c] = 0.0f;
+}
+
 class BiasTile {
   public:
-    float values[ROWS * LD];     // what a tile adds to the scores (HSTU), or the time map alone (FuXi)
-    float gradient[ROWS * LD];   // summed over heads by the caller
+    alignas(64) float values[ROWS * LD];    // what a tile adds to the scores (HSTU), or the time map alone (FuXi)
+    alignas(64) float gradient[ROWS * LD];  // theirs, summed over heads by the caller
+    alignas(64) float position_values[ROWS * LD], position_gradient[ROWS * LD];  // the position map (FuXi only)
 
     // Fills `values` over every panel's computed columns. With `note`, remembers the changes of buckets for `add_time_gradient`.
-    void fill(const AttentionCall& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
+    SLIPSTREAM_NOINLINE void fill(const AttentionCall& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
               bool with_position, bool note) {
         tables_ = &tables, block_ = &block, tile_ = tile;
         if (tables.time) start_columns(call, s);
-        changes_.clear();
+        num_changes_ = 0;
         const bool sorted = tables.time && in_order(call, s);
         for (int64_t panel = 0; panel < block.rows; panel += MR) {
             const int64_t count = std::min<int64_t>(MR, block.rows - panel);
             const PanelRange range(block, panel, count, tile);
             for (int64_t r = panel; r < panel + count; ++r) {
-                row_begin_[r] = changes_.size();
+                row_begin_[r] = num_changes_;
                 if (range.empty()) continue;
                 if (tables.time) {
                     const int64_t time = call.q_times[s.q0 + block.first + r];
-                    sorted ? step_sorted(r, time, range, note) : step_any(r, time, range, note);
+                    sorted ? step_sorted(time, range, note) : step_any(r, time, range, note);
                 }
                 write_row(r, range, with_position);
             }
         }
-        row_begin_[block.rows] = changes_.size();
+        row_begin_[block.rows] = num_changes_;
+    }
+
+    // FuXi's maps multiply the values themselves: the position map, and both maps zero where nothing is seen.
+    void fill_maps() {
+        if (tables_->position.present())
+            for_rows([&](int64_t r, const PanelRange& range) {
+                const float* along = tables_->position.at(block_->position[r]) + tile_;
+                for (int64_t c = range.first; c < range.last; c += W) store(position_values + r * LD + c, load(along + c));
+            });
+        mask(values);
+        mask(position_values);
+    }
+
+    // Zero outside the keys each row sees, and a little beyond the computed columns, which the products over rows may touch.
+    void mask(float* map) const {
+        for_rows([&](int64_t r, const PanelRange& range) {
+            clear_unseen(map + r * LD, range, block_->low[r] - tile_, block_->high[r] - tile_);
+        });
     }
 
     // distance[d] += the gradient of every pair d apart; `along` is turned round like PositionTable.
-    void add_position_gradient(float* along, const float* from) const {
+    SLIPSTREAM_NOINLINE void add_position_gradient(float* along, const float* from) const {
         for_rows([&](int64_t r, const PanelRange& range) {
             float* to = along + tables_->position.size() - block_->position[r] + tile_;
             for (int64_t c = range.first; c < range.last; c += W) store(to + c, load(to + c) + load(from + r * LD + c));
         });
     }
 
-    void add_time_gradient(std::vector<double>& bucket, const float* from) {
+    SLIPSTREAM_NOINLINE void add_time_gradient(std::vector<double>& bucket, const float* from) {
         float sum[KEYS + W] = {};
         for_rows([&](int64_t r, const PanelRange& range) {
             for (size_t i = row_begin_[r]; i < row_begin_[r + 1]; ++i) {
@@ -201,19 +229,30 @@ class BiasTile {
     }
 
     void change(int64_t c, int bucket, bool note) {
-        if (note) changes_.push_back({static_cast<uint16_t>(c), bucket_[c]});
+        if (note) changes_[num_changes_++] = {static_cast<uint16_t>(c), bucket_[c]};
         set(c, bucket);
     }
 
-    void step_sorted(int64_t, int64_t time, const PanelRange& range, bool note) {
-        typedef int64_t vl __attribute__((vector_size(32), aligned(8), may_alias));
-        const vl now = {time, time, time, time};
-        for (int64_t c = range.first; c < range.last; c += 4) {
-            const vl due = now >= *reinterpret_cast<const vl*>(leaves_ + c);
-            if (!(due[0] | due[1] | due[2] | due[3])) continue;
-            for (int64_t i = c; i < c + 4; ++i)
-                if (time >= leaves_[i]) change(i, tables_->buckets.of(time_apart(time, key_time_[i])), note);
-        }
+    void step_sorted(int64_t time, const PanelRange& range, bool note) {
+        for (int64_t c = range.first; c < range.last; c += 8)
+            for (unsigned due = due_columns(leaves_ + c, time); due; due &= due - 1) {
+                const int64_t i = c + __builtin_ctz(due);
+                change(i, tables_->buckets.grown(bucket_[i], time_apart(time, key_time_[i])), note);
+            }
+    }
+
+    // Which of eight columns change their bucket by `time`, as bits.
+    static unsigned due_columns(const int64_t* leaves, int64_t time) {
+#if defined(__AVX2__)
+        const __m256i now = _mm256_set1_epi64x(time);
+        const __m256i a = _mm256_cmpgt_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(leaves)), now);
+        const __m256i b = _mm256_cmpgt_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(leaves + 4)), now);
+        return 0xFFu ^ (_mm256_movemask_pd(_mm256_castsi256_pd(a)) | _mm256_movemask_pd(_mm256_castsi256_pd(b)) << 4);
+#else
+        unsigned due = 0;
+        for (int i = 0; i < 8; ++i) due |= static_cast<unsigned>(time >= leaves[i]) << i;
+        return due;
+#endif
     }
 
     void step_any(int64_t r, int64_t time, const PanelRange& range, bool note) {
@@ -241,7 +280,8 @@ class BiasTile {
     int16_t bucket_[KEYS];
     float value_[KEYS];
     size_t row_begin_[ROWS + 1];
-    std::vector<Change> changes_;
+    size_t num_changes_;
+    Change changes_[ROWS * KEYS];
 };
 
 }  // namespace slipstream

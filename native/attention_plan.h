@@ -25,6 +25,7 @@ struct AttentionCall {
     int64_t window;                     // 0 for none
     float inverse_divisor, scale;
     int32_t threads;
+    int32_t channels;                   // 1: HSTU, 3: FuXi
 };
 
 constexpr int ROWS = 96;          // queries of a block, a multiple of MR

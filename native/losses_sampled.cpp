@@ -41,14 +41,16 @@ float negative_logits(const Sampled& in, int64_t t, float* logits) {
     }
     for (; j < count; ++j) logits[j] = dot(hidden, in.rows + negatives[j] * width, in.tail);
     const float* log_q = in.negative_log_q == nullptr ? nullptr : in.negative_log_q + t * count;
+    for (j = 0; j < count; ++j) logits[j] *= in.inverse_temperature;
+    if (log_q != nullptr)
+        for (j = 0; j < count; ++j) logits[j] -= log_q[j];
+    for (j = 0; j < count; ++j)
+        if (negatives[j] == in.targets[t]) logits[j] = -std::numeric_limits<float>::infinity();
     float best = -std::numeric_limits<float>::infinity();
-    for (j = 0; j < count; ++j) {
-        float logit = logits[j] * in.inverse_temperature - (log_q == nullptr ? 0.0f : log_q[j]);
-        logit = negatives[j] == in.targets[t] ? -std::numeric_limits<float>::infinity() : logit;
-        logits[j] = logit;
-        best = logit > best || logit != logit ? logit : best;
-    }
-    return best;
+    Floats most = splat(best);
+    for (j = 0; j + kLanes <= count; j += kLanes) most = most > load(logits + j) ? most : load(logits + j);
+    for (; j < count; ++j) best = logits[j] > best ? logits[j] : best;
+    return largest(most) > best ? largest(most) : best;
 }
 
 // logits become e^(logit - shift); returns their sum.

@@ -14,21 +14,28 @@ constexpr int MR = 6;  // rows of a micro-kernel: 6 x 2 accumulators + 2 of B + 
 template <int M, int NV, bool COLUMNS, bool ZERO>
 SLIPSTREAM_NOINLINE void micro_kernel(int64_t depth, const float* __restrict a, int64_t lda, const float* __restrict b, int64_t ldb,
                                       float* __restrict c, int64_t ldc) {
-    vf acc[M][NV];
+    vf acc[M][NV];  // every loop over it is unrolled early, so that it lives in registers only
+#pragma GCC unroll 8
     for (int r = 0; r < M; ++r)
+#pragma GCC unroll 8
         for (int n = 0; n < NV; ++n) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int64_t k = 0; k < depth; ++k) {
         vf row[NV];
+#pragma GCC unroll 8
         for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
+#pragma GCC unroll 8
         for (int r = 0; r < M; ++r) {
             const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
+#pragma GCC unroll 8
             for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
         }
         a += COLUMNS ? lda : 1;
         b += ldb;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < M; ++r)
+#pragma GCC unroll 8
         for (int n = 0; n < NV; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
@@ -76,7 +83,7 @@ inline void transpose_8x8(const float* src, int64_t lds, float* dst, int64_t ldd
 }
 
 // Panels of W2 source rows, transposed: dst[panel][column][row in panel], zero rows past the end.
-inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float* dst) {
+SLIPSTREAM_NOINLINE static void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float* dst) {
     for (int64_t r0 = 0; r0 < rows; r0 += W2, dst += columns * W2) {
         for (int64_t r = 0; r < W2; r += 8) {
             const int64_t left = rows - r0 - r;
@@ -90,16 +97,17 @@ inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int6
     }
 }
 
-// Rows copied side by side into `padded` columns, zero-filled.
-inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, int64_t padded, float* dst) {
+// Rows times `factor`, side by side in `padded` columns, zero-filled.
+SLIPSTREAM_NOINLINE static void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float factor, float* dst,
+                                          int64_t padded) {
     for (int64_t r = 0; r < rows; ++r, src += stride, dst += padded) {
-        memcpy(dst, src, sizeof(float) * columns);
+        for (int64_t c = 0; c < columns; ++c) dst[c] = factor * src[c];
         for (int64_t c = columns; c < padded; ++c) dst[c] = 0.0f;
     }
 }
 
 // dst[r * stride + c] = factor * src[r * padded + c].
-inline void unpack_rows(const float* src, int64_t padded, int64_t rows, int64_t columns, float factor, float* dst, int64_t stride) {
+SLIPSTREAM_NOINLINE static void unpack_rows(const float* src, int64_t padded, int64_t rows, int64_t columns, float factor, float* dst, int64_t stride) {
     for (int64_t r = 0; r < rows; ++r, src += padded, dst += stride)
         for (int64_t c = 0; c < columns; ++c) dst[c] = factor * src[c];
 }

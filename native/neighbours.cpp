@@ -30,14 +30,41 @@ void over_columns(const float* in, float* out, int64_t width, Function function)
 struct Dropout {
     bool active;
     uint64_t seed;
-    float p, scale;
+    uint32_t threshold;  // of the 24 random bits: below it a value is dropped
+    float scale;
 };
 
-// What each column of a token is multiplied by: 0 or 1 / (1 - p).
+// random_uniform >= p in integers: p in fp32, as the reference compares, times 2^24 is exact.
+Dropout dropout_of(const int64_t* token_ids, int64_t seed, float p, float scale) {
+    return {token_ids != nullptr, static_cast<uint64_t>(seed), static_cast<uint32_t>(std::ceil(p * 16777216.0f)), scale};
+}
+
+constexpr int kWords = kLanes / 2;
+typedef uint64_t Words __attribute__((vector_size(8 * kWords)));
+typedef int32_t WordInts __attribute__((vector_size(4 * kWords)));
+typedef float WordFloats __attribute__((vector_size(4 * kWords)));
+
+inline Words mixed(Words x) {
+    x += 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+// What each column of a token is multiplied by: 0 or 1 / (1 - p). The vectors are slipstream::mix64 for several columns at once.
 void fill_mask(const Dropout& dropout, int64_t token_id, int64_t width, float* mask) {
     const uint64_t state = slipstream::row_state(dropout.seed, static_cast<uint64_t>(token_id));
-    for (int64_t d = 0; d < width; ++d)
-        mask[d] = slipstream::random_uniform(state, static_cast<uint64_t>(d)) >= dropout.p ? dropout.scale : 0.0f;
+    const int32_t threshold = static_cast<int32_t>(dropout.threshold);
+    Words column;
+    for (int k = 0; k < kWords; ++k) column[k] = state + static_cast<uint64_t>(k);
+    int64_t d = 0;
+    for (; d + kWords <= width; d += kWords, column += kWords) {
+        const WordInts bits = __builtin_convertvector(mixed(column) >> 40, WordInts);
+        const WordFloats kept = bits >= WordInts{} + threshold ? WordFloats{} + dropout.scale : WordFloats{};
+        std::memcpy(mask + d, &kept, sizeof(kept));
+    }
+    for (; d < width; ++d)
+        mask[d] = static_cast<int32_t>(slipstream::random_bits(state, static_cast<uint64_t>(d)) >> 40) >= threshold ? dropout.scale : 0.0f;
 }
 
 float sum_of(const float* x, int64_t width) {
@@ -83,7 +110,7 @@ SLIPSTREAM_API void ss_silu_backward(const float* z, const float* grad, float* d
 
 SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t seed, float p, float scale, float* out,
                                int64_t tokens, int64_t width, float* masks, int threads) {
-    const Dropout dropout{true, static_cast<uint64_t>(seed), p, scale};
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
 #pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         float* mask = masks + omp_get_thread_num() * width;
@@ -96,7 +123,7 @@ SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t
 SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, const float* weight, const int64_t* token_ids, int64_t seed,
                                          float p, float scale, int centred, float eps, float* out, float* moments, int64_t tokens,
                                          int64_t width, float* masks, int threads) {
-    const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
 #pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const float* row = x + t * width;
@@ -123,7 +150,7 @@ SLIPSTREAM_API void ss_norm_gate_backward(const float* x, const float* gate, con
                                           int64_t seed, float p, float scale, int centred, const float* moments, const float* grad,
                                           float* d_x, float* d_gate, float* d_weights, int64_t tokens, int64_t width, float* scratch,
                                           int threads) {
-    const Dropout dropout{token_ids != nullptr, static_cast<uint64_t>(seed), p, scale};
+    const Dropout dropout = dropout_of(token_ids, seed, p, scale);
 #pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int64_t t = 0; t < tokens; ++t) {
         const int thread = omp_get_thread_num();

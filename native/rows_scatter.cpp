@@ -25,31 +25,57 @@ struct Slice {
 };
 Slice slice_of(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
 
+// own[index[e]] += weights[e] * source for the entries of one token; rows are padded to whole vectors, so nothing is left over.
+// With kCount > 0 a row has that many vectors and the source stays in registers.
+template <int kCount>
+void add_token(float* own, int64_t stride, const float* source, const int64_t* index, const float* weights, int64_t entries, int64_t ahead) {
+    const int64_t vectors = kCount > 0 ? kCount : stride / kLanes;
+    Floats kept[kCount > 0 ? kCount : 1];
+    for (int k = 0; k < kCount; ++k) kept[k] = load(source + k * kLanes);
+    for (int64_t e = 0; e < entries; ++e) {
+        if (e + kAhead < ahead) prefetch_row(own + index[e + kAhead] * stride, stride);
+        float* row = own + index[e] * stride;
+        const Floats w = splat(weights == nullptr ? 1.0f : weights[e]);
+        for (int64_t k = 0; k < vectors; ++k)
+            store(row + k * kLanes, load(row + k * kLanes) + (kCount > 0 ? kept[k] : load(source + k * kLanes)) * w);
+    }
+}
+
+using AddToken = void (*)(float*, int64_t, const float*, const int64_t*, const float*, int64_t, int64_t);
+
+AddToken add_token_for(int64_t vectors) {
+    static constexpr AddToken by_count[9] = {add_token<0>, add_token<1>, add_token<2>, add_token<3>, add_token<4>,
+                                             add_token<5>, add_token<6>, add_token<7>, add_token<8>};
+    return by_count[vectors <= 8 ? vectors : 0];
+}
+
 }  // namespace
 
-// copies: [threads, rows, width] scratch, zeroed by the caller; out is overwritten.
+// copies: [threads, rows + 1, stride] scratch, zeroed by the caller, stride a multiple of 16 not below width; out is overwritten.
+// The last row of a copy holds the padded source of the token at hand.
 SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
-                                      int64_t per_token, const int64_t* index, const float* weights, float* copies, int threads) {
-    const int64_t size = num_rows * width;
+                                      int64_t per_token, const int64_t* index, const float* weights, float* copies, int64_t stride,
+                                      int threads) {
+    const int64_t size = (num_rows + 1) * stride;
+    const int64_t used = (width + kLanes - 1) / kLanes;
+    const AddToken add = add_token_for(used);
 #pragma omp parallel for num_threads(threads) if (num_tokens * per_token * width > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
         float* own = copies + part * size;
+        float* padded = own + num_rows * stride;
         const Slice slice = slice_of(num_tokens, part, threads);
-        const int64_t last = slice.end * per_token - 1;
-        for (int64_t t = slice.begin; t < slice.end; ++t)
-            for (int64_t e = t * per_token; e < (t + 1) * per_token; ++e) {
-                prefetch_row(own + index[e + kAhead < last ? e + kAhead : last] * width, width);
-                add_scaled(own + index[e] * width, source + t * width, weights == nullptr ? 1.0f : weights[e], width);
-            }
-    }
-#pragma omp parallel for num_threads(threads) if (size > kWorthSharing) schedule(static)
-    for (int part = 0; part < threads; ++part) {
-        const Slice slice = slice_of(size, part, threads);
-        for (int64_t i = slice.begin; i < slice.end; ++i) {
-            float total = copies[i];
-            for (int k = 1; k < threads; ++k) total += copies[k * size + i];
-            out[i] = total;
+        for (int64_t t = slice.begin; t < slice.end; ++t) {
+            std::memcpy(padded, source + t * width, sizeof(float) * width);
+            const int64_t first = t * per_token, ahead = slice.end * per_token - first;
+            add(own, stride, padded, index + first, weights == nullptr ? nullptr : weights + first, per_token, ahead);
         }
+    }
+#pragma omp parallel for num_threads(threads) if (num_rows * width > kWorthSharing) schedule(static)
+    for (int64_t row = 0; row < num_rows; ++row) {
+        float* __restrict to = out + row * width;
+        std::memcpy(to, copies + row * stride, sizeof(float) * width);
+        for (int k = 1; k < threads; ++k)
+            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * size + row * stride + d];
     }
 }
 

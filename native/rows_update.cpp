@@ -38,6 +38,10 @@ SLIPSTREAM_API void ss_rowwise_adam(float* weights, float* first, float* second,
 #pragma omp parallel for num_threads(threads) if (count * width > kWorthSharing) schedule(static)
     for (int64_t u = 0; u < count; ++u) {
         const int64_t row = rows[u];
+        if (u + kAhead < count) {
+            prefetch_row(weights + rows[u + kAhead] * width, width);
+            prefetch_row(first + rows[u + kAhead] * width, width);
+        }
         const float* grad = grads + u * width;
         const int64_t step = ++steps[row];
         second[row] = keep2 * second[row] + new2 * (dot(grad, grad, tail) / static_cast<float>(width));

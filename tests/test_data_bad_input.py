@@ -105,7 +105,10 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path, monkeypatch, capsys)
     (tmp_path / "out" / "precious").write_text("mine")
     arguments = ["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"]
     assert "exists already" in refuse(arguments, tmp_path, monkeypatch, capsys)
+    assert "'precious'" in refuse([*arguments, "--force"], tmp_path, monkeypatch, capsys)
     assert (tmp_path / "out" / "precious").read_text() == "mine"
+    (tmp_path / "out" / "precious").unlink()
+    assert run_cli(arguments, monkeypatch) == 0  # an empty directory is as good as none
     assert run_cli([*arguments, "--force"], monkeypatch) == 0
     assert SequenceStore.open(tmp_path / "out").num_users == 2
     assert "2 users, 3 items, 4 behaviours" in capsys.readouterr().out
@@ -126,6 +129,14 @@ def test_one_user_is_enough(tmp_path, monkeypatch):
     (tmp_path / "log.csv").write_text(csv(["1,5,1,0", "1,6,2,0", "1,7,3,1"]))
     assert run_cli(["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"], monkeypatch) == 0
     assert SequenceStore.open(tmp_path / "out").lengths_U.tolist() == [3]
+
+
+def test_a_full_disk_while_making_a_synthetic_log(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise pl.exceptions.ComputeError("parquet: No space left on device (os error 28)\nplan: …")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    assert "No space left" in refuse(["data", "prepare", "synthetic", "--out", tmp_path / "out"], tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("place", ["scratch", "final"])

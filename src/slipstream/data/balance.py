@@ -24,6 +24,12 @@ class Cost:
     linear: float = 1.0
     quadratic: float = 0.0
 
+    @classmethod
+    def of_hstu(cls, dim: int, heads: int, dqk: int, dv: int) -> "Cost":
+        """Forward FLOPs of an HSTU layer: projections and output are linear, causal attention goes with n(n + 1)."""
+        attention = heads * (dqk + dv)
+        return cls(linear=4.0 * dim * attention + 2.0 * dim * heads * dv + attention, quadratic=float(attention))
+
     def __call__(self, lengths: np.ndarray) -> np.ndarray:
         lengths = lengths.astype(np.float64)
         return self.linear * lengths + self.quadratic * lengths**2
@@ -68,19 +74,34 @@ def longest_first(costs: np.ndarray, world_size: int) -> np.ndarray:
 def karmarkar_karp(costs: np.ndarray, world_size: int) -> np.ndarray:
     """The largest differencing method: join the two partitions of widest spread, fullest bin with emptiest, until one is left."""
     ranks = np.zeros(costs.size, dtype=np.int64)
-    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
-    for sample, cost in enumerate(costs.tolist()):
-        bins: list[tuple[float, list[int]]] = [(0.0, []) for _ in range(world_size - 1)] + [(cost, [sample])]
-        heap.append((-cost, sample, bins))
+    if costs.size == 0:
+        return ranks
+    # A partition is its ascending bin sums. How two were joined is kept aside, and followed back from the last one at the end.
+    sums = np.zeros((costs.size, world_size))
+    sums[:, -1] = costs
+    partitions = list(sums)
+    joins: list[tuple[int, int, np.ndarray]] = []
+    heap = [(-cost, sample) for sample, cost in enumerate(costs.tolist())]
     heapq.heapify(heap)
-    joined = costs.size
     while len(heap) > 1:
-        (_, _, one), (_, _, other) = heapq.heappop(heap), heapq.heappop(heap)
-        bins = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(other), strict=True)]
-        bins.sort(key=lambda bin: bin[0])
-        heapq.heappush(heap, (bins[0][0] - bins[-1][0], joined, bins))
-        joined += 1
-    if heap:
-        for rank, (_, members) in enumerate(heap[0][2]):
-            ranks[members] = rank
+        left, right = heapq.heappop(heap)[1], heapq.heappop(heap)[1]
+        joined = partitions[left] + partitions[right][::-1]
+        order = np.argsort(joined, kind="stable")
+        partitions.append(joined[order])
+        joins.append((left, right, order))
+        heapq.heappush(heap, (float(joined.min() - joined.max()), len(partitions) - 1))
+    rank_of_bin = {len(partitions) - 1: np.arange(world_size)}
+    for index in range(len(joins) - 1, -1, -1):
+        left, right, order = joins[index]
+        mapped = np.empty(world_size, dtype=np.int64)
+        mapped[order] = rank_of_bin.pop(costs.size + index)
+        rank_of_bin[left], rank_of_bin[right] = mapped, mapped[::-1]
+    for sample, mapped in rank_of_bin.items():
+        ranks[sample] = mapped[-1]
     return ranks
+
+
+def imbalance(costs: np.ndarray, ranks: np.ndarray, world_size: int) -> float:
+    """What the mean rank waits for the slowest one, as a share of the step: (max - mean) / max."""
+    loads = np.bincount(ranks, weights=costs, minlength=world_size)
+    return float((loads.max() - loads.mean()) / loads.max()) if loads.max() > 0 else 0.0

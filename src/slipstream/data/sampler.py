@@ -66,7 +66,8 @@ class TrainingSampler:
             raise ValueError(f"rank {rank} is outside a world of {world_size}")
         self.store, self.config, self.seed, self.task = store, config, seed, task
         self.rank, self.world_size = rank, world_size
-        self._ends_U = (split or Split()).train_lengths(store.lengths_U)
+        self.split = split or Split()
+        self._ends_U = self.split.train_lengths(store.lengths_U)
         self._windows_U = np.minimum(self._ends_U - (task == "retrieval"), config.max_len)
         self._users = np.flatnonzero(self._windows_U >= config.min_len)
         if self._users.size == 0:
@@ -77,7 +78,7 @@ class TrainingSampler:
 
     def next_batch(self) -> JaggedBatch:
         """This rank's part of the next global batch; goes over into the next epoch by itself."""
-        if self._step == len(self._plan.starts):
+        if self.at_epoch_end:
             self.epoch, self._step = self.epoch + 1, 0
             self._plan = self._plan_epoch(self.epoch)
         batch = self._assemble(self._plan, self._step)
@@ -86,12 +87,16 @@ class TrainingSampler:
 
     def epoch_batches(self) -> Iterator[JaggedBatch]:
         """The batches left in this epoch (all of them at its start). Afterwards the sampler stands at the next epoch's first."""
-        if self._step == len(self._plan.starts):
+        if self.at_epoch_end:
             self.epoch, self._step = self.epoch + 1, 0
             self._plan = self._plan_epoch(self.epoch)
-        epoch = self.epoch
-        while self.epoch == epoch and self._step < len(self._plan.starts):
+        while not self.at_epoch_end:
             yield self.next_batch()
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether the last batch handed out was its epoch's last."""
+        return self._step == len(self._plan.starts)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the sampler stands: everything but two numbers is there to refuse a wrong restart."""
@@ -110,7 +115,8 @@ class TrainingSampler:
 
     def _identity(self) -> dict[str, Any]:
         same_batches = self.config.model_dump(exclude={"balance", "cost_linear", "cost_quadratic"})
-        return {"seed": self.seed, "task": self.task, "store": self.store.digest, "users": int(self._users.size), **same_batches}
+        held_out = [self.split.validation, self.split.test]
+        return {"seed": self.seed, "task": self.task, "store": self.store.digest, "held_out": held_out, **same_batches}
 
     def _plan_epoch(self, epoch: int) -> "_Plan":
         order = np.random.default_rng([_unsigned(self.seed), epoch, 0]).permutation(self._users.size)

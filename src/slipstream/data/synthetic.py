@@ -5,6 +5,7 @@ now and then anything popular. Clicks and likes are likelier where the interest 
 size: users are made in blocks, each from (seed, block).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,11 +117,12 @@ def _block(shape: Synthetic, catalogue: _Catalogue, block: int) -> pl.DataFrame:
     )
 
 
-def synthetic_log(shape: Synthetic, scratch: Path) -> RawLog:
+def synthetic_log(shape: Synthetic, scratch: Path, progress: Callable[[str, int, int], None]) -> RawLog:
     """Make the log in `scratch`, a Parquet file per block of users."""
     catalogue = _Catalogue(shape)
     paths = []
     for block in range(-(-shape.users // BLOCK_USERS)):
+        progress("making the log", block * BLOCK_USERS, shape.users)
         path = scratch / f"log_{block:06d}.parquet"
         _block(shape, catalogue, block).write_parquet(path, compression="lz4", statistics=False)
         paths.append(path)

@@ -86,7 +86,7 @@ def fuxi_attention(
 
 
 def _serve(arguments: AttentionArguments, requested: str | None, *, fuxi: bool) -> torch.Tensor:
-    chosen = backend.choose(requested, arguments.q_THK, has_native=not fuxi, has_triton=False)
+    chosen = backend.choose(requested, arguments.q_THK, has_triton=False)
     if chosen == "native":
         return attention_native.attention(arguments, fuxi=fuxi)
     return attention_reference.fuxi_attention(arguments) if fuxi else attention_reference.hstu_attention(arguments)

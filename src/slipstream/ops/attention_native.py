@@ -1,4 +1,4 @@
-"""The compiled attention (native/attention_*.cpp) as differentiable PyTorch functions. fp32 on a CPU; nothing is kept but the inputs."""
+"""The compiled attention (native/attention_*.cpp) as a differentiable function: fp32 on a CPU, nothing kept but the inputs."""
 
 import ctypes
 from typing import Any
@@ -24,6 +24,7 @@ class _Call(ctypes.Structure):
         ("inverse_divisor", ctypes.c_float),
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int32),
+        ("channels", ctypes.c_int32),
     )
 
 
@@ -31,7 +32,7 @@ def _size(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.numel()
 
 
-def _run(function: str, a: AttentionArguments, **outputs: torch.Tensor | None) -> None:
+def _run(function: str, a: AttentionArguments, channels: int, **outputs: torch.Tensor | None) -> None:
     tensors = {
         "q": a.q_THK,
         "k": a.k_SHK,
@@ -58,6 +59,7 @@ def _run(function: str, a: AttentionArguments, **outputs: torch.Tensor | None) -
         inverse_divisor=1.0 / a.divisor,
         scale=a.scale,
         threads=torch.get_num_threads(),
+        channels=channels,
     )
     library = native.library()
     if library is None:
@@ -73,18 +75,18 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any,
         a: AttentionArguments,
-        name: str,
-        shape: tuple[int, ...],
+        channels: int,
         q_THK: torch.Tensor,
         k_SHK: torch.Tensor,
         v_SHV: torch.Tensor,
         position_P: torch.Tensor | None,
         time_W: torch.Tensor | None,
     ) -> torch.Tensor:
-        out = torch.empty(shape)
-        _run(f"ss_{name}_forward", a, out=out)
+        tokens, (heads, width) = a.q_THK.shape[0], a.v_SHV.shape[1:]
+        out = torch.empty((tokens, heads, width) if channels == 1 else (tokens, channels, heads, width))
+        _run("ss_attention_forward", a, channels, out=out)
         ctx.save_for_backward(q_THK, k_SHK, v_SHV, position_P, time_W)
-        ctx.arguments, ctx.name = a, name
+        ctx.arguments, ctx.channels = a, channels
         return out
 
     @staticmethod
@@ -95,12 +97,10 @@ class _Attention(torch.autograd.Function):
         inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
         grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in inputs]
         names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time")
-        _run(f"ss_{ctx.name}_backward", a, grad_out=grad_out, **dict(zip(names, grads, strict=True)))
-        return (None, None, None, *grads)
+        _run("ss_attention_backward", a, ctx.channels, grad_out=grad_out, **dict(zip(names, grads, strict=True)))
+        return (None, None, *grads)
 
 
 def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
     """HSTU's attention, or with `fuxi` FuXi's three channels, by the compiled kernels."""
-    heads, width = a.v_SHV.shape[1:]
-    shape = (a.q_THK.shape[0], *((3,) if fuxi else ()), heads, width)
-    return _Attention.apply(a, "fuxi" if fuxi else "hstu", shape, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
+    return _Attention.apply(a, 3 if fuxi else 1, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)

@@ -5,7 +5,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.ops.kernel_call import kernel
 
-_COPIES_BYTES = 1 << 20  # rows up to this size are summed in one copy per thread
+_COPIES_BYTES = 1 << 24  # rows are summed in one copy per thread where the copies together stay below this
 _BUCKET_BYTES = 1 << 18  # rows of one bucket should stay in a core's cache
 _MAX_BUCKETS = 4096
 _MAX_ENTRIES = 1 << 22  # entries dealt at a time: 48 MB of scratch
@@ -25,15 +25,16 @@ def scatter_rows(
     tokens, width = source_TD.shape
     per_token = index_TR.numel() // max(tokens, 1)
     threads = torch.get_num_threads()
-    size = num_rows * width
-    if into_UD is None and size * 4 <= _COPIES_BYTES and index_TR.numel() * threads > num_rows:
+    stride = -(-width // 16) * 16
+    copies_size = threads * (num_rows + 1) * stride
+    if into_UD is None and copies_size * 4 <= _COPIES_BYTES and index_TR.numel() > 2 * threads * num_rows:
         out_UD = source_TD.new_empty(num_rows, width)
-        copies = source_TD.new_zeros(threads, num_rows, width)
-        call = kernel("ss_scatter_copies", "pnnpnnppp")
-        call(out_UD, num_rows, width, source_TD, tokens, per_token, index_TR, weights_TR, copies)
+        copies = source_TD.new_zeros(copies_size)
+        call = kernel("ss_scatter_copies", "pnnpnnpppn")
+        call(out_UD, num_rows, width, source_TD, tokens, per_token, index_TR, weights_TR, copies, stride)
         return out_UD
     out_UD = source_TD.new_zeros(num_rows, width) if into_UD is None else into_UD
-    if size and index_TR.numel():
+    if out_UD.numel() and index_TR.numel():
         _scatter_in_buckets(out_UD, source_TD, index_TR, weights_TR, per_token)
     return out_UD
 

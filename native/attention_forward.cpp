@@ -1,4 +1,5 @@
-// HSTU attention, forward: SiLU(scale q·k + bias) / divisor · v over jagged sequences, tile by tile.
+// Attention forward over jagged sequences, tile by tile: HSTU's SiLU(scale q·k + bias) / divisor · v, and FuXi's three channels
+// SiLU(scale q·k) / divisor · v, time bias · v, position bias · v.
 //
 // For a block of queries and a tile of keys the bias is made once and used by all heads. Six rows of scores are computed, turned
 // into weights and multiplied with the values while they are still in the first-level cache.
@@ -12,13 +13,13 @@ namespace slipstream {
 namespace {
 
 struct Buffers {
-    float *keys_t, *values, *sums;  // per head: transposed keys, padded values, the block's outputs
+    float *keys_t, *values, *sums;  // per head: transposed keys, padded values, the block's outputs (channel by channel)
     int64_t keys_t_step, values_step, sums_step;
 };
 
 int64_t scratch_floats(const AttentionCall& call, int64_t most, int64_t padded) {
     const int64_t n = round_up(most, W2);
-    return call.heads * (round_up(n * call.key_width, 16) + round_up(n * padded, 16) + ROWS * padded + 16) + 64;
+    return call.heads * (round_up(n * call.key_width, 16) + round_up(n * padded, 16) + call.channels * ROWS * padded) + 64;
 }
 
 // Scores -> weights in place; what the row does not see becomes zero.
@@ -33,9 +34,9 @@ inline void weigh_row(float* row, const float* bias, float scale, const PanelRan
     for (int64_t c = high; c < range.end; ++c) row[c] = 0.0f;
 }
 
-template <bool BIAS>
+template <bool BIAS, bool FUXI>
 void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, int64_t tile, const Buffers& buf,
-              const float* bias, int64_t padded) {
+              const BiasTables& tables, const BiasTile& bias, int64_t padded) {
     alignas(64) float scores[MR * LD];
     const int64_t q_stride = call.heads * call.key_width;
     for (int64_t h = task.head_begin; h < task.head_end; ++h) {
@@ -51,10 +52,16 @@ void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, co
             multiply_panel<false, true>(count, range.last - range.first, call.key_width, q + r0 * q_stride, q_stride,
                                         keys_t + range.first * call.key_width, W2, W2 * call.key_width, scores + range.first, LD);
             for (int64_t r = 0; r < count; ++r)
-                weigh_row<BIAS>(scores + r * LD, bias + (r0 + r) * LD, call.scale, range, block.low[r0 + r] - tile,
+                weigh_row<BIAS>(scores + r * LD, bias.values + (r0 + r) * LD, call.scale, range, block.low[r0 + r] - tile,
                                 std::max(range.begin, block.high[r0 + r] - tile));
             multiply_panel<false, false>(count, padded, range.end - range.begin, scores + range.begin, LD, values + range.begin * padded,
                                          padded, W2, sums + r0 * padded, padded);
+            if (!FUXI) continue;
+            const float* maps[2] = {tables.time ? bias.values : nullptr, tables.position.present() ? bias.position_values : nullptr};
+            for (int64_t m = 0; m < 2; ++m)
+                if (maps[m])
+                    multiply_panel<false, false>(count, padded, range.end - range.begin, maps[m] + r0 * LD + range.begin, LD,
+                                                 values + range.begin * padded, padded, W2, sums + ((m + 1) * ROWS + r0) * padded, padded);
         }
     }
 }
@@ -66,18 +73,20 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
         const int64_t p = s.keys - s.queries + block.first + r;
         if (p < s.history) continue;
         const int64_t query = s.q0 + block.first + r, key = s.k0 + p;
-        float bias = tables.position.present() ? *(tables.position.at(0)) : 0.0f;
-        if (tables.time) bias += tables.time[tables.buckets.of(time_apart(call.q_times[query], call.k_times[key]))];
+        const float position = tables.position.present() ? *tables.position.at(0) : 0.0f;
+        const float time = tables.time ? tables.time[tables.buckets.of(time_apart(call.q_times[query], call.k_times[key]))] : 0.0f;
         for (int64_t h = task.head_begin; h < task.head_end; ++h) {
             const float* q = call.q + (query * call.heads + h) * call.key_width;
             const float* k = call.k + (key * call.heads + h) * call.key_width;
             const float* v = call.v + (key * call.heads + h) * call.value_width;
             float score = 0.0f;
             for (int64_t d = 0; d < call.key_width; ++d) score += q[d] * k[d];
-            const vf x = splat(score * call.scale + bias);
-            const float weight = (x * sigmoid(x))[0];
-            float* sum = buf.sums + (h - task.head_begin) * buf.sums_step + r * padded;
-            for (int64_t d = 0; d < call.value_width; ++d) sum[d] += weight * v[d];
+            const vf x = splat(score * call.scale + (call.channels == 1 ? position + time : 0.0f));
+            const float weights[3] = {(x * sigmoid(x))[0], time, position};
+            for (int64_t m = 0; m < call.channels; ++m) {
+                float* sum = buf.sums + (h - task.head_begin) * buf.sums_step + (m * ROWS + r) * padded;
+                for (int64_t d = 0; d < call.value_width; ++d) sum[d] += weights[m] * v[d];
+            }
         }
     }
 }
@@ -88,7 +97,7 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
     Buffers buf;
     buf.keys_t_step = round_up(n * call.key_width, 16);
     buf.values_step = round_up(n * padded, 16);
-    buf.sums_step = ROWS * padded;
+    buf.sums_step = call.channels * ROWS * padded;
     buf.keys_t = scratch.take(heads * buf.keys_t_step);
     buf.values = scratch.take(heads * buf.values_step);
     buf.sums = scratch.take(heads * buf.sums_step);
@@ -96,20 +105,26 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
     for (int64_t i = 0; i < heads; ++i) {
         const int64_t h = task.head_begin + i;
         pack_transposed(call.k + s.k0 * k_stride + h * call.key_width, k_stride, s.history, call.key_width, buf.keys_t + i * buf.keys_t_step);
-        pack_rows(call.v + s.k0 * v_stride + h * call.value_width, v_stride, s.history, call.value_width, padded,
-                  buf.values + i * buf.values_step);
+        pack_rows(call.v + s.k0 * v_stride + h * call.value_width, v_stride, s.history, call.value_width, 1.0f,
+                  buf.values + i * buf.values_step, padded);
     }
+    const bool fuxi = call.channels == 3;
     for (int64_t start = 0; start < s.queries; start += ROWS) {
         const RowBlock block(s, call.window, start);
         std::fill(buf.sums, buf.sums + heads * buf.sums_step, 0.0f);
         for (int64_t tile = block.tile_begin(); tile < block.tile_end(); tile += KEYS) {
-            if (tables.any()) bias.fill(call, tables, s, block, tile, true, false);
-            (tables.any() ? run_tile<true> : run_tile<false>)(call, task, s, block, tile, buf, bias.values, padded);
+            if (tables.any()) bias.fill(call, tables, s, block, tile, !fuxi, false);
+            if (fuxi && tables.any()) bias.fill_maps();
+            const auto run = fuxi ? run_tile<false, true> : tables.any() ? run_tile<true, false> : run_tile<false, false>;
+            run(call, task, s, block, tile, buf, tables, bias, padded);
         }
         if (s.history < s.keys) add_self(call, task, s, block, tables, buf, padded);
         for (int64_t i = 0; i < heads; ++i)
-            unpack_rows(buf.sums + i * buf.sums_step, padded, block.rows, call.value_width, call.inverse_divisor,
-                        call.out + (s.q0 + start) * v_stride + (task.head_begin + i) * call.value_width, v_stride);
+            for (int64_t m = 0; m < call.channels; ++m)
+                unpack_rows(buf.sums + i * buf.sums_step + m * ROWS * padded, padded, block.rows, call.value_width,
+                            m ? 1.0f : call.inverse_divisor,
+                            call.out + ((s.q0 + start) * call.channels + m) * v_stride + (task.head_begin + i) * call.value_width,
+                            call.channels * v_stride);
     }
 }
 
@@ -117,7 +132,7 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
 }  // namespace slipstream
 
 // Returns 0, or 1 when memory ran out.
-SLIPSTREAM_API int32_t ss_hstu_forward(const slipstream::AttentionCall* call_pointer) {
+SLIPSTREAM_API int32_t ss_attention_forward(const slipstream::AttentionCall* call_pointer) {
     using namespace slipstream;
     const AttentionCall& call = *call_pointer;
     const auto bins = plan_bins(call);
