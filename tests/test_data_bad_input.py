@@ -105,7 +105,10 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path, monkeypatch, capsys)
     (tmp_path / "out" / "precious").write_text("mine")
     arguments = ["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"]
     assert "exists already" in refuse(arguments, tmp_path, monkeypatch, capsys)
+    assert "'precious'" in refuse([*arguments, "--force"], tmp_path, monkeypatch, capsys)
     assert (tmp_path / "out" / "precious").read_text() == "mine"
+    (tmp_path / "out" / "precious").unlink()
+    assert run_cli(arguments, monkeypatch) == 0  # an empty directory is as good as none
     assert run_cli([*arguments, "--force"], monkeypatch) == 0
     assert SequenceStore.open(tmp_path / "out").num_users == 2
     assert "2 users, 3 items, 4 behaviours" in capsys.readouterr().out

@@ -146,6 +146,8 @@ WRONG = [
     (TypeError, lambda: rows.take_rows(FIVE, THREE.float())),
     (TypeError, lambda: rows.take_rows(FIVE.long(), THREE)),
     (ValueError, lambda: rows.take_rows(FIVE[0], THREE)),
+    (TypeError, lambda: rows.take_rows(FIVE.to_sparse(), THREE)),
+    (TypeError, lambda: rows.take_rows(FIVE, [0, 1])),
     (IndexError, lambda: rows.coalesce(FIVE, torch.tensor([0, 1, 2, 3, 4]), 4)),
     (ValueError, lambda: rows.coalesce(FIVE, THREE, 5)),
     (ValueError, lambda: rows.coalesce(FIVE, THREE, -1)),

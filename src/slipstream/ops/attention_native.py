@@ -1,4 +1,4 @@
-"""The compiled attention (native/attention_*.cpp) as differentiable PyTorch functions. fp32 on a CPU; nothing is kept but the inputs."""
+"""The compiled attention (native/attention_*.cpp) as a differentiable function: fp32 on a CPU, nothing kept but the inputs."""
 
 import ctypes
 from typing import Any

@@ -60,6 +60,8 @@ def fuxi_attention(a: AttentionArguments) -> torch.Tensor:
         visible_IJ, time_IJ, position_IJ = visible_and_biases(a, b, q0, q1, k0, k1)
         score_HIJ = a.scale * torch.einsum("ihk,jhk->hij", a.q_THK[q0:q1], a.k_SHK[k0:k1])
         weight_HIJ = torch.where(visible_IJ, torch.nn.functional.silu(score_HIJ) / a.divisor, 0)
-        maps_3HIJ = torch.stack([weight_HIJ] + [torch.where(visible_IJ, m, 0).expand_as(weight_HIJ) for m in (time_IJ, position_IJ)])
+        maps_3HIJ = torch.stack(
+            [weight_HIJ] + [torch.where(visible_IJ, m, 0).expand_as(weight_HIJ) for m in (time_IJ, position_IJ)]
+        )
         outputs.append(torch.einsum("chij,jhv->ichv", maps_3HIJ, a.v_SHV[k0:k1]))
     return torch.cat(outputs) if outputs else _nothing(a, (0, 3, *a.v_SHV.shape[1:]))

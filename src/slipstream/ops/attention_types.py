@@ -35,8 +35,9 @@ def _borders(num_buckets: int) -> tuple[int, ...]:
 
 
 def time_bucket_borders(num_buckets: int) -> torch.Tensor:
-    """int64 [num_buckets + 1]: entry b is the smallest |dt| of bucket b or above, bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets).
+    """int64 [num_buckets + 1]: entry b is the smallest |dt| that falls in bucket b or above.
 
+    bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets), that is: the last entry that does not exceed |dt|.
     The powers of e^0.301 are irrational, so rounding them up in 60 digits is exact. Borders beyond int64 become 2^63 - 1, which no
     difference of two timestamps reaches. Every back-end compares with these very integers and never trusts a logarithm.
     """

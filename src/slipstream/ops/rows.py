@@ -13,7 +13,7 @@ from slipstream.ops import native, operand_checks, rows_native, rows_reference
 
 def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(unique_U sorted ascending, inverse_T) of int64 keys: unique_U[inverse_T] == keys_T."""
-    operand_checks.integers("keys", keys_T, shape=(None,), device=keys_T.device)
+    operand_checks.integers("keys", keys_T, shape=(None,), device=getattr(keys_T, "device", torch.device("cpu")))
     if keys_T.device.type == "cpu" and native.available():
         return rows_native.unique_keys(keys_T)
     return rows_reference.unique_keys(keys_T)

@@ -4,6 +4,7 @@
 checkpoints, and a clean end when asked to stop.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -81,6 +82,10 @@ def run_loop(
             return "stopped early"
         batch = sampler.next_batch()
         loss, count = train_step(recommender, optimizer, batch, progress.step, steps)
+        if not math.isfinite(loss):
+            raise SlipstreamError(
+                f"the loss became {loss} at step {progress.step + 1}; lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
+            )
         epoch_ended = _advance(progress, sampler, loss, count)
         hooks.on_step(progress, batch)
         if progress.step % recipe.train.log_every == 0:
