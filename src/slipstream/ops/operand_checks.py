@@ -34,12 +34,12 @@ def like(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor, 
         raise ValueError(f"{name} must have shape {shape} to fit {other_name}, got {tuple(tensor.shape)}")
 
 
-def integers(name: str, tensor: torch.Tensor, *, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """`tensor` is int64 on `device` with the given shape, where None stands for any size."""
+def integers(name: str, tensor: torch.Tensor, *, shape: tuple[int | None, ...], device: torch.device | None = None) -> None:
+    """`tensor` is int64 on `device` with the given shape, where None stands for any."""
     _plain(name, tensor)
     if tensor.dtype != torch.int64:
         raise TypeError(f"{name} must be int64, got {tensor.dtype}")
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device}, got {tensor.device}")
     fits = tensor.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, tensor.shape, strict=True))
     if not fits:
