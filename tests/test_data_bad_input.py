@@ -22,6 +22,7 @@ def csv(rows: list[str]) -> str:
 BAD_CSV = {
     "text in the time column": (csv(["1,5,1,0", "1,6,soon,1"]), ["'timestamp' has 'soon' in row 2"]),
     "text in an action column": (csv(["1,5,1,0", "1,6,2,perhaps"]), ["'click' has 'perhaps' in row 2"]),
+    "a date among dates that is none": (csv(["1,5,2024-01-01,0", "1,6,2024-13-01,1"]), ["'timestamp' has '2024-13-01' in row 2"]),
     "an infinite action": (csv(["1,5,1,inf"]), ["'click' has 'inf' in row 1"]),
     "negative time": (csv(["1,5,1,0", "1,6,-3,1"]), ["negative in row 2 (-3)"]),
     "milliseconds read as seconds": (csv(["1,5,1650615878629,0"]), ["--time-unit"]),
