@@ -86,7 +86,11 @@ def fuxi_attention(
 
 
 def _serve(arguments: AttentionArguments, requested: str | None, *, fuxi: bool) -> torch.Tensor:
-    chosen = backend.choose(requested, arguments.q_THK, has_triton=False)
+    chosen = backend.choose(requested, arguments.q_THK, has_triton=True)
     if chosen == "native":
         return attention_native.attention(arguments, fuxi=fuxi)
+    if chosen == "triton":
+        from slipstream.ops import attention_triton  # needs triton, which a machine without an accelerator need not have
+
+        return attention_triton.attention(arguments, fuxi=fuxi)
     return attention_reference.fuxi_attention(arguments) if fuxi else attention_reference.hstu_attention(arguments)

@@ -1,0 +1,46 @@
+"""`slipstream bench NAME`: every measured claim as a command. A module of `slipstream.bench` with `run` and a docstring is one."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from slipstream import bench
+
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures and raw samples to this file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller and shorter: for a first look, not for a claim.")]
+
+
+def benchmarks() -> dict[str, ModuleType]:
+    """Every benchmark by its command's name."""
+    names = sorted(info.name for info in pkgutil.iter_modules(bench.__path__))
+    modules = {name.replace("_", "-"): importlib.import_module(f"slipstream.bench.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "run") and module.__doc__}
+
+
+def _command(module: ModuleType) -> Callable[..., None]:
+    def command(json: Json = None, quick: Quick = False) -> None:
+        module.run(quick, json)
+
+    command.__doc__ = module.__doc__
+    return command
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group `bench` with one command per benchmark, and `all`."""
+    group = typer.Typer(no_args_is_help=True, help="Measure: each command prints a table and, with --json, writes its figures.")
+    found = benchmarks()
+    for name, module in found.items():
+        group.command(name)(_command(module))
+
+    @group.command("all")
+    def run_all(quick: Quick = False) -> None:
+        """Every benchmark, one after the other."""
+        for module in found.values():
+            module.run(quick, None)
+
+    app.add_typer(group, name="bench")
