@@ -110,15 +110,10 @@ def _advance(progress: Progress, sampler: TrainingSampler, loss: float, count: i
     progress.epoch_step += 1
     progress.loss_sum += loss
     progress.loss_count += count
-    ended = _at_epoch_end(sampler)
+    ended = sampler.at_epoch_end
     if ended:
         progress.epochs_done, progress.epoch_step = progress.epochs_done + 1, 0
     return ended
-
-
-def _at_epoch_end(sampler: TrainingSampler) -> bool:
-    """Whether the batch just taken was its epoch's last (the sampler turns the page only when asked for the next)."""
-    return bool(sampler.state_dict()["step"] >= len(sampler._plan.starts))
 
 
 def _done(recipe: Recipe, progress: Progress) -> bool:
