@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -40,7 +40,7 @@ from slipstream.training.recorder import Recorder
 
 LOCK = ".lock"
 
-Evaluate = Callable[[Recommender, SequenceStore, Recipe, str], dict[str, float]]
+Evaluate = Callable[[Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]]
 
 
 @dataclass(frozen=True)
