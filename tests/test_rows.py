@@ -72,7 +72,7 @@ def test_unique_keys_at_the_ends_of_int64():
 
 
 @needs_native
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(count=COUNTS, num_rows=st.sampled_from([1, 5, 257, 9001]), width=WIDTHS, seed=SEEDS)
 def test_take_rows_native_equals_reference(count, num_rows, width, seed):
     index_T = torch.randint(num_rows, (count,), generator=generator(seed))
@@ -122,7 +122,7 @@ def tables(num_rows: int, width: int, seed: int, dtype: torch.dtype) -> dict[str
 
 
 @needs_native
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(count=COUNTS, width=WIDTHS, seed=SEEDS, kind=st.sampled_from(["adagrad", "adam", "adagrad_tokens", "adam_tokens"]))
 def test_optimisers_native_equal_reference(count, width, seed, kind):
     num_rows = 2000
