@@ -28,7 +28,8 @@ Slice slice_of(int64_t count, int64_t part, int64_t parts) { return {count * par
 // own[index[e]] += weights[e] * source for the entries of one token; rows are padded to whole vectors, so nothing is left over.
 // With kCount > 0 a row has that many vectors and the source stays in registers.
 template <int kCount>
-void add_token(float* own, int64_t stride, const float* source, const int64_t* index, const float* weights, int64_t entries, int64_t ahead) {
+void add_token(float* own, int64_t stride, const float* source, const int64_t* index, const float* weights, int64_t entries,
+               int64_t ahead) {
     const int64_t vectors = kCount > 0 ? kCount : stride / kLanes;
     Floats kept[kCount > 0 ? kCount : 1];
     for (int k = 0; k < kCount; ++k) kept[k] = load(source + k * kLanes);

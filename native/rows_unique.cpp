@@ -29,11 +29,10 @@ SLIPSTREAM_API int64_t ss_unique_narrow(const int64_t* keys, int64_t count, int6
 // scratch_keys: [2, count]; scratch_places: int32 [2, count]. Returns the number of unique keys.
 SLIPSTREAM_API int64_t ss_unique_wide(const int64_t* keys, int64_t count, int64_t* scratch_keys, int32_t* scratch_places,
                                       int64_t* unique, int64_t* inverse, int threads) {
-    (void)threads;  // one thread sorts: a batch's keys are too few to share
-    const slipstream::Sorted sorted = slipstream::radix_sort(keys, count, scratch_keys, scratch_places);
+    const slipstream::sorting::Sorted sorted = slipstream::sorting::radix_sort(keys, count, scratch_keys, scratch_places, threads);
     int64_t found = 0;
     for (int64_t i = 0; i < count; ++i) {
-        if (i == 0 || sorted.keys[i] != sorted.keys[i - 1]) unique[found++] = slipstream::key_of(sorted.keys[i]);
+        if (i == 0 || sorted.keys[i] != sorted.keys[i - 1]) unique[found++] = slipstream::sorting::key_of(sorted.keys[i]);
         inverse[sorted.places[i]] = found - 1;
     }
     return found;

@@ -61,7 +61,7 @@ SLIPSTREAM_API void ss_rowwise_adam(float* weights, float* first, float* second,
 SLIPSTREAM_API void ss_rowwise_adagrad_from_tokens(float* weights, float* state, const int64_t* rows, const float* grads,
                                                    int64_t tokens, int64_t width, float lr, float eps, int64_t* scratch_keys,
                                                    int32_t* scratch_places, float* sums, int threads) {
-    const slipstream::Sorted sorted = slipstream::radix_sort(rows, tokens, scratch_keys, scratch_places);
+    const slipstream::sorting::Sorted sorted = slipstream::sorting::radix_sort(rows, tokens, scratch_keys, scratch_places, threads);
     const Tail tail = tail_of(width);
 #pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
@@ -71,14 +71,14 @@ SLIPSTREAM_API void ss_rowwise_adagrad_from_tokens(float* weights, float* state,
         while (i > 0 && i < tokens && sorted.keys[i] == sorted.keys[i - 1]) ++i;  // a segment belongs to where it starts
         while (i < end) {
             const uint64_t key = sorted.keys[i];
-            float* row = weights + slipstream::key_of(key) * width;
+            float* row = weights + slipstream::sorting::key_of(key) * width;
             std::memcpy(total, grads + sorted.places[i] * width, sizeof(float) * width);
             for (++i; i < tokens && sorted.keys[i] == key; ++i) {
                 if (i + kAhead < tokens) prefetch_row(grads + sorted.places[i + kAhead] * width, width);
                 add_scaled(total, grads + sorted.places[i] * width, 1.0f, width);
             }
-            if (i < tokens) prefetch_row(weights + slipstream::key_of(sorted.keys[i]) * width, width);
-            adagrad_row(row, state + slipstream::key_of(key), total, width, tail, lr, eps);
+            if (i < tokens) prefetch_row(weights + slipstream::sorting::key_of(sorted.keys[i]) * width, width);
+            adagrad_row(row, state + slipstream::sorting::key_of(key), total, width, tail, lr, eps);
         }
     }
 }

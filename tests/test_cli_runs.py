@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -120,3 +122,11 @@ def test_a_damaged_bundle_is_one_sentence(workplace, tmp_path):
     with pytest.raises(Exception, match="cannot be read"):
         bundle.read_bundle(tmp_path)
     assert torch.is_tensor(bundle.read_bundle(workplace / "bundle").tensors["tables/item"])
+
+
+def test_torchrun_starts_one_rank(workplace, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "slipstream"]
+    arguments = ["train", "ml-1m-hstu", f"data={workplace / 'store'}", *TINY, "max_steps=2", "--out", str(tmp_path / "run")]
+    ended = subprocess.run([*launcher, *arguments], capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["step"] == 2

@@ -22,6 +22,7 @@ def csv(rows: list[str]) -> str:
 BAD_CSV = {
     "text in the time column": (csv(["1,5,1,0", "1,6,soon,1"]), ["'timestamp' has 'soon' in row 2"]),
     "text in an action column": (csv(["1,5,1,0", "1,6,2,perhaps"]), ["'click' has 'perhaps' in row 2"]),
+    "a date among dates that is none": (csv(["1,5,2024-01-01,0", "1,6,2024-13-01,1"]), ["'timestamp' has '2024-13-01' in row 2"]),
     "an infinite action": (csv(["1,5,1,inf"]), ["'click' has 'inf' in row 1"]),
     "negative time": (csv(["1,5,1,0", "1,6,-3,1"]), ["negative in row 2 (-3)"]),
     "milliseconds read as seconds": (csv(["1,5,1650615878629,0"]), ["--time-unit"]),
@@ -105,7 +106,10 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path, monkeypatch, capsys)
     (tmp_path / "out" / "precious").write_text("mine")
     arguments = ["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"]
     assert "exists already" in refuse(arguments, tmp_path, monkeypatch, capsys)
+    assert "'precious'" in refuse([*arguments, "--force"], tmp_path, monkeypatch, capsys)
     assert (tmp_path / "out" / "precious").read_text() == "mine"
+    (tmp_path / "out" / "precious").unlink()
+    assert run_cli(arguments, monkeypatch) == 0  # an empty directory is as good as none
     assert run_cli([*arguments, "--force"], monkeypatch) == 0
     assert SequenceStore.open(tmp_path / "out").num_users == 2
     assert "2 users, 3 items, 4 behaviours" in capsys.readouterr().out

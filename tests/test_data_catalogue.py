@@ -174,6 +174,14 @@ def test_own_log_with_titles_dates_and_true_false(tmp_path, monkeypatch, capsys)
     assert "2 users, 2 items, 3 behaviours" in capsys.readouterr().out
 
 
+def test_dates_in_csv_are_read_as_utc_with_fractions_in_the_order(tmp_path):
+    times = ["2020-01-01T00:00:01.9Z", "2020-01-01 00:00:01.1", "2020-01-01", "2020-01-01 00:01", "2020-01-01 00:00:01"]
+    (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n" + "".join(f"1,{i},{time}\n" for i, time in enumerate(times)))
+    new_year = 1577836800
+    expected = [(2, new_year), (4, new_year + 1), (1, new_year + 1), (0, new_year + 1), (3, new_year + 60)]
+    assert sequences(prepare(tmp_path / "log.csv", tmp_path / "out")) == {1: expected}
+
+
 def test_numbers_in_csv_become_numbers_and_leading_zeros_stay_text(tmp_path):
     (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n10,007,1\n9,7,2\n10,8,1.5\n")
     store = prepare(tmp_path / "log.csv", tmp_path / "out")

@@ -61,7 +61,7 @@ class Case:
 
 
 @needs_native
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(tokens=TOKENS, num_rows=ROWS, width=WIDTHS, negatives=NEGATIVES, seed=SEEDS, corrected=st.booleans())
 def test_sampled_softmax_native_equals_reference(tokens, num_rows, width, negatives, seed, corrected):
     case = Case(tokens, num_rows, width, negatives, seed)
@@ -77,7 +77,7 @@ def test_sampled_softmax_native_equals_reference_through_buckets(monkeypatch):
 
 
 @needs_native
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tokens=TOKENS, num_rows=ROWS, width=WIDTHS, negatives=NEGATIVES, seed=SEEDS, corrected=st.booleans())
 def test_shared_softmax_native_equals_reference(tokens, num_rows, width, negatives, seed, corrected):
     case = Case(tokens, num_rows, width, negatives, seed)
@@ -85,7 +85,7 @@ def test_shared_softmax_native_equals_reference(tokens, num_rows, width, negativ
 
 
 @needs_native
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tokens=TOKENS, num_rows=ROWS, width=WIDTHS, seed=SEEDS)
 def test_full_softmax_native_equals_reference(tokens, num_rows, width, seed):
     case = Case(tokens, num_rows, width, 0, seed)

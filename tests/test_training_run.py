@@ -75,8 +75,12 @@ def test_epochs_are_whole_passes(store, tmp_path, sampler):
     assert result.epoch == 3 and seen == ["validation"] * 3
 
 
-def test_a_lengthened_run_ends_where_the_long_run_ends(store, tmp_path):
-    short, long = (small_recipe(train={"max_steps": steps, "epochs": 50}) for steps in (3, 9))
+RANKING = {"task": "ranking", "tasks": {"click": {"column": "click"}}, "loss": {"kind": "bce"}, "user_features": ["age"]}
+
+
+@pytest.mark.parametrize("changes", [{}, {"model": {"kind": "fuxi"}, "tables": {"rule": "adamw"}}, RANKING])
+def test_a_lengthened_run_ends_where_the_long_run_ends(store, tmp_path, changes):
+    short, long = (small_recipe(**changes, train={"max_steps": steps, "epochs": 50}) for steps in (3, 9))
     train(long, store, tmp_path / "at once", quiet=True)
     train(short, store, tmp_path / "in two", quiet=True)
     assert train(long, store, tmp_path / "in two", quiet=True).step == 9
@@ -233,6 +237,15 @@ def test_training_in_a_thread_needs_no_signals(store, tmp_path):
     thread.start()
     thread.join(60)
     assert results[0].status == "finished"
+
+
+def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
+    recipe = small_recipe(
+        tables={"rule": "rowwise_adagrad", "lr": 1e38}, loss={"normalize": False}, train={"max_steps": 9, "epochs": 50}
+    )
+    with pytest.raises(SlipstreamError, match="lower optimizer"):
+        train(recipe, store, tmp_path / "run", quiet=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
 
 
 def test_bookkeeping_is_not_part_of_what_is_trained():

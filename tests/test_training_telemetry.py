@@ -1,6 +1,7 @@
 """What a run says about itself: honest clocks, whole records, quiet where nobody should speak."""
 
 import io
+import itertools
 import math
 import time
 
@@ -92,7 +93,7 @@ def test_learning_rate_rises_and_falls():
     factors = [schedule_factor(config, step, 24) for step in range(25)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[4] == 1.0 and factors[14] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
-    assert factors[24] == pytest.approx(0.1) and all(a >= b for a, b in zip(factors[3:], factors[4:], strict=False))
+    assert factors[24] == pytest.approx(0.1) and all(a >= b for a, b in itertools.pairwise(factors[3:]))
     assert schedule_factor(OptimizerConfig(), 10**6, 5) == 1.0
 
 

@@ -78,14 +78,15 @@ VARIANTS = {"slipstream": ingest_slipstream, "polars in memory": ingest_in_memor
 
 
 def child(variant: str, log: Path, out: Path) -> None:
-    """One repeat, in its own process: prints rows, seconds and peak bytes as JSON."""
+    """One repeat, in its own process: prints rows, seconds, seconds of CPU and peak bytes as JSON."""
     import resource
 
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     rows = VARIANTS[variant](log, out)
     seconds = time.perf_counter() - begin
     unit = 1 if sys.platform == "darwin" else 1024
-    print(json.dumps({"rows": rows, "seconds": seconds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    print(json.dumps({"rows": rows, "seconds": seconds, "cpu_seconds": time.process_time() - cpu_begin, "peak_bytes": peak}))
 
 
 def _repeat(variant: str, log: Path, out: Path) -> dict[str, Any]:
@@ -120,8 +121,18 @@ def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, An
     for name, several in samples.items():
         rates = [sample["rows"] / sample["seconds"] for sample in several]
         peak = max(sample["peak_bytes"] for sample in several)
+        cpu = median(sample["cpu_seconds"] for sample in several)
         spread = (max(rates) - min(rates)) / median(rates)
-        table.append({"variant": name, "rows_per_second": median(rates), "spread": spread, "peak_bytes": peak, "samples": several})
+        table.append(
+            {
+                "variant": name,
+                "rows_per_second": median(rates),
+                "spread": spread,
+                "cpu_seconds": cpu,
+                "peak_bytes": peak,
+                "samples": several,
+            }
+        )
     ours = table[0]
     return {
         "bench": "ingest",
@@ -136,12 +147,11 @@ def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, An
 
 def _print(result: dict[str, Any]) -> None:
     table = Table(title=f"ingest of a {result['log_rows']:,}-row Parquet log, {result['threads']} threads")
-    for heading in ("variant", "rows/s (median)", "spread", "peak memory"):
+    for heading in ("variant", "rows/s (median)", "spread", "CPU seconds", "peak memory"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for row in result["rows"]:
-        table.add_row(
-            row["variant"], f"{row['rows_per_second']:,.0f}", f"{row['spread']:.0%}", f"{row['peak_bytes'] / 2**30:.2f} GB"
-        )
+        figures = (f"{row['rows_per_second']:,.0f}", f"{row['spread']:.0%}", f"{row['cpu_seconds']:.1f}")
+        table.add_row(row["variant"], *figures, f"{row['peak_bytes'] / 2**30:.2f} GB")
     Console(highlight=False).print(table)
 
 

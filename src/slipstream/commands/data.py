@@ -32,8 +32,14 @@ class Ticker:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._progress.add_task("starting", total=None)
-        self._timer = threading.Timer(patience, self._progress.start)
+        self._timer = threading.Timer(patience, self._show)
         self._timer.daemon = True
+        self._shown = False
+
+    def _show(self) -> None:
+        if self._progress.console.is_terminal:
+            self._shown = True
+            self._progress.start()
 
     def __enter__(self) -> "Ticker":
         self._timer.start()
@@ -42,7 +48,8 @@ class Ticker:
     def __exit__(self, *failure: Any) -> None:
         self._timer.cancel()
         self._timer.join()
-        self._progress.stop()
+        if self._shown:
+            self._progress.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         self._progress.update(self._task, description=what, completed=done, total=total or None)

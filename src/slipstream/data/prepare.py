@@ -14,7 +14,7 @@ from slipstream.data.catalogue import ENTRIES, NAMES, remote_of
 from slipstream.data.download import cache_directory, extract, fetch, md5_of, require_whole, wrong_md5
 from slipstream.data.ingest import ORDER, Filters, ingest
 from slipstream.data.raw_log import Columns, RawLog, polars_errors_are_sentences, scan_files
-from slipstream.data.store import SequenceStore
+from slipstream.data.store import ITEMS, META, SEQUENCES, USERS, SequenceStore
 from slipstream.data.synthetic import Synthetic, synthetic_log
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.files import atomic_directory
@@ -52,10 +52,7 @@ def prepare(
     say = progress or (lambda what, done, total: None)
     if choices.order != ORDER:
         raise SlipstreamError(f"unknown order '{choices.order}'; the one order is '{ORDER}': by time, equal times in file order")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())) and not force:
-        raise SlipstreamError(f"{out} exists already; choose another --out, or pass --force to replace it")
-    if out.is_file():
-        raise SlipstreamError(f"{out} is a file, but the store is a directory; choose another --out")
+    _check_output(out, force)
     known = ENTRIES.get(str(name))
     with _scratch_beside(out) as scratch:
         log = _open_log(str(name), choices, scratch, say)
@@ -66,6 +63,22 @@ def prepare(
         with atomic_directory(out) as directory:
             ingest(log, directory, filters, progress=say)
     return SequenceStore.open(out)
+
+
+def _check_output(out: Path, force: bool) -> None:
+    """Only a store of ours is ever replaced, and only when asked to."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise SlipstreamError(f"{out} is a file, but the store is a directory; choose another --out")
+    there = {path.name for path in out.iterdir()}
+    if there and not force:
+        raise SlipstreamError(f"{out} exists already; choose another --out, or pass --force to replace it")
+    foreign = sorted(there - {SEQUENCES, ITEMS, USERS, META, "inspect.png"})
+    if foreign:
+        raise SlipstreamError(
+            f"{out} holds '{foreign[0]}', which is no part of a store, so it is not replaced; choose another --out"
+        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Nothing is read here but schemas and, when a check fails, the one row to name. Every failed check is one sentence that says where.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from slipstream.errors import SlipstreamError, did_you_mean
 
 ACTION = "action:"
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+DATES = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # UTC
 LAST_SECOND = 253_402_300_799  # the end of the year 9999
 LARGEST = (1 << 63) - 1
 
@@ -41,6 +43,7 @@ class RawLog:
     source: dict[str, Any] = field(default_factory=dict)
     untyped: bool = True  # as in CSV: text that is whole numbers throughout means numbers
     schema: pl.Schema = field(init=False)
+    dated: bool = field(init=False, default=False)  # whether the time column is text like 2024-05-01 12:30:00
 
     def __post_init__(self) -> None:
         if self.time_unit not in UNITS:
@@ -56,12 +59,17 @@ class RawLog:
                     f"the log has no column '{name}' for the {role.split()[0]}{did_you_mean(name, self.schema.names())}"
                 )
 
+        if self.schema[self.columns.time] == pl.String:
+            with polars_errors_are_sentences(self.source.get("path", "the log")):
+                first = self.raw.select(self.columns.time).head(100).collect(engine="streaming").to_series().drop_nulls()
+            object.__setattr__(self, "dated", bool(len(first)) and re.match(r"\s*\d{4}-\d\d-\d\d", first[0]) is not None)
+
     def expressions(self) -> dict[str, pl.Expr]:
         """Canonical columns: `user`, `item` (int64 or text), `time` (int64, in the log's unit), `action:<name>` (float32)."""
         named = {
             "user": _id_expression(self.columns.user, self.schema[self.columns.user], "user"),
             "item": _id_expression(self.columns.item, self.schema[self.columns.item], "item"),
-            "time": _time_expression(self.columns.time, self.schema[self.columns.time]),
+            "time": _time_expression(self.columns.time, self.schema[self.columns.time], self.dated),
         }
         for name in self.columns.actions:
             named[f"{ACTION}{name}"] = _action_expression(name, self.schema[name])
@@ -75,7 +83,7 @@ class RawLog:
     def per_second(self) -> int:
         """How many of the canonical time column's units make a second."""
         dtype = self.schema[self.columns.time]
-        return UNITS["us"] if isinstance(dtype, pl.Datetime) else 1 if dtype == pl.Date else UNITS[self.time_unit]
+        return UNITS["us"] if self.dated or isinstance(dtype, pl.Datetime) else 1 if dtype == pl.Date else UNITS[self.time_unit]
 
     def first_offender(self, column: str, bad: pl.Expr) -> tuple[int, Any]:
         """The first row (counted from 1, header not counted) where `bad` holds, and what the original column has there."""
@@ -109,8 +117,11 @@ def _id_expression(name: str, dtype: pl.DataType, role: str) -> pl.Expr:
     raise SlipstreamError(f"{role} column '{name}' holds {dtype}, but ids must be whole numbers or text; convert the column first")
 
 
-def _time_expression(name: str, dtype: pl.DataType) -> pl.Expr:
+def _time_expression(name: str, dtype: pl.DataType, dated: bool) -> pl.Expr:
     column = pl.col(name)
+    if dated:
+        plain = column.str.strip_chars().str.replace("T", " ", literal=True).str.strip_suffix("Z")
+        return pl.coalesce(*[plain.str.to_datetime(shape, time_unit="us", strict=False) for shape in DATES]).dt.epoch("us")
     if isinstance(dtype, pl.Datetime):
         return column.dt.epoch("us")
     if dtype == pl.Date:

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.ops.kernel_call import kernel
-from slipstream.ops.rows_native import scatter_rows
+from slipstream.ops.rows_native import check_count, scatter_rows
 
 _TILE_VALUES = 1 << 20  # 4 MB of logits: large enough for the matrix product, small enough for the cache
 
@@ -80,6 +80,7 @@ class _FullSoftmax(torch.autograd.Function):
         ctx: FunctionCtx, hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float
     ) -> torch.Tensor:
         hidden_TD, rows_ND, small_T = hidden_TD.contiguous(), rows_ND.contiguous(), targets_T.to(torch.int32).contiguous()
+        check_count(len(rows_ND), "rows")
         columns = _Columns(rows_ND, None, None, temperature)
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, None)
         ctx.save_for_backward(hidden_TD, rows_ND, small_T, sums_T2)
@@ -113,6 +114,7 @@ class _SharedSoftmax(torch.autograd.Function):
             negatives_R.to(torch.int32).contiguous(),
             None if negative_log_q_R is None else negative_log_q_R.contiguous(),
         )
+        check_count(len(rows_UD), "rows")
         columns = _Columns(rows_UD.index_select(0, negatives_R), ids_R, log_q_R, temperature)
         target_TD = rows_UD.index_select(0, targets_T)
         own_T = torch.linalg.vecdot(hidden_TD, target_TD) / temperature

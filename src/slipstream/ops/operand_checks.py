@@ -7,10 +7,16 @@ the operand and what was expected of it.
 import torch
 
 
-def floating(name: str, tensor: torch.Tensor, *, dims: int) -> None:
-    """`tensor` is a floating-point tensor of `dims` dimensions."""
+def _plain(name: str, tensor: object) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a plain strided tensor, got layout {tensor.layout}")
+
+
+def floating(name: str, tensor: torch.Tensor, *, dims: int) -> None:
+    """`tensor` is a floating-point tensor of `dims` dimensions."""
+    _plain(name, tensor)
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {tensor.dtype}")
     if tensor.dim() != dims:
@@ -19,8 +25,7 @@ def floating(name: str, tensor: torch.Tensor, *, dims: int) -> None:
 
 def like(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor, shape: tuple[int, ...]) -> None:
     """`tensor` has the given shape and the dtype and device of `other`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    _plain(name, tensor)
     if tensor.dtype != other.dtype:
         raise TypeError(f"{name} must have the dtype of {other_name} ({other.dtype}), got {tensor.dtype}")
     if tensor.device != other.device:
@@ -29,13 +34,12 @@ def like(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor, 
         raise ValueError(f"{name} must have shape {shape} to fit {other_name}, got {tuple(tensor.shape)}")
 
 
-def integers(name: str, tensor: torch.Tensor, *, shape: tuple[int | None, ...], device: torch.device) -> None:
-    """`tensor` is int64 on `device` with the given shape, where None stands for any size."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+def integers(name: str, tensor: torch.Tensor, *, shape: tuple[int | None, ...], device: torch.device | None = None) -> None:
+    """`tensor` is int64 on `device` with the given shape, where None stands for any."""
+    _plain(name, tensor)
     if tensor.dtype != torch.int64:
         raise TypeError(f"{name} must be int64, got {tensor.dtype}")
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device}, got {tensor.device}")
     fits = tensor.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, tensor.shape, strict=True))
     if not fits:

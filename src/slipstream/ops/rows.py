@@ -8,15 +8,14 @@ sort, segment sum and update in one pass over token gradients.
 import torch
 
 from slipstream.ops import backend as backends
-from slipstream.ops import native, operand_checks, rows_native, rows_reference
+from slipstream.ops import operand_checks, rows_native, rows_reference
 
 
-def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def unique_keys(keys_T: torch.Tensor, *, backend: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(unique_U sorted ascending, inverse_T) of int64 keys: unique_U[inverse_T] == keys_T."""
-    operand_checks.integers("keys", keys_T, shape=(None,), device=keys_T.device)
-    if keys_T.device.type == "cpu" and native.available():
-        return rows_native.unique_keys(keys_T)
-    return rows_reference.unique_keys(keys_T)
+    operand_checks.integers("keys", keys_T, shape=(None,))
+    serve = rows_native if backends.choose(backend, keys_T.new_empty(0, dtype=torch.float32)) == "native" else rows_reference
+    return serve.unique_keys(keys_T)
 
 
 def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:

@@ -12,6 +12,12 @@ _MAX_ENTRIES = 1 << 22  # entries dealt at a time: 48 MB of scratch
 _NARROW_SPAN = 1 << 16  # keys within such a range are marked in a table instead of sorted
 
 
+def check_count(count: int, what: str) -> None:
+    """The kernels number things in 32 bits (keys themselves are 64-bit)."""
+    if count >= 1 << 31:
+        raise ValueError(f"native kernels take at most 2^31 - 1 {what} at a time, got {count}; use backend='reference'")
+
+
 def scatter_rows(
     source_TD: torch.Tensor,
     index_TR: torch.Tensor,
@@ -20,6 +26,7 @@ def scatter_rows(
     into_UD: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[num_rows, D]: sum over (t, r) of weights[t, r] * source[t] at row index[t, r]; added to `into_UD` where that is given."""
+    check_count(num_rows, "rows")
     source_TD, index_TR = source_TD.contiguous(), index_TR.contiguous()
     weights_TR = None if weights_TR is None else weights_TR.contiguous()
     tokens, width = source_TD.shape
@@ -95,7 +102,7 @@ def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count, inverse_T = keys_T.numel(), torch.empty_like(keys_T)
     if count == 0:
         return keys_T.clone(), inverse_T
-    _check_count(count)
+    check_count(count, "keys")
     low, high = (int(x) for x in torch.aminmax(keys_T))
     span = high - low + 1
     if span <= max(_NARROW_SPAN, 4 * count):
@@ -108,11 +115,6 @@ def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         call = kernel("ss_unique_wide", "pnpppp", returns=True)
         found = call(keys_T, count, *_sort_scratch(count), unique_U, inverse_T)
     return unique_U[:found].clone(), inverse_T
-
-
-def _check_count(count: int) -> None:
-    if count >= 1 << 31:
-        raise ValueError(f"at most 2^31 - 1 keys can be sorted at a time, got {count}")
 
 
 def _sort_scratch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +151,7 @@ def rowwise_adagrad_from_tokens_(
 ) -> None:
     """Sort, segment sum and Adagrad step in one pass over token gradients."""
     rows_T, grads_TD = rows_T.contiguous(), grads_TD.contiguous()
-    _check_count(rows_T.numel())
+    check_count(rows_T.numel(), "tokens")
     sums = grads_TD.new_empty(torch.get_num_threads(), grads_TD.shape[1])
     call = kernel("ss_rowwise_adagrad_from_tokens", "ppppnnffppp")
     call(weights_ND, state_N, rows_T, grads_TD, *grads_TD.shape, lr, eps, *_sort_scratch(rows_T.numel()), sums)

@@ -4,6 +4,7 @@
 checkpoints, and a clean end when asked to stop.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -81,6 +82,10 @@ def run_loop(
             return "stopped early"
         batch = sampler.next_batch()
         loss, count = train_step(recommender, optimizer, batch, progress.step, steps)
+        if not math.isfinite(loss):
+            raise SlipstreamError(
+                f"the loss became {loss} at step {progress.step + 1}; lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
+            )
         epoch_ended = _advance(progress, sampler, loss, count)
         hooks.on_step(progress, batch)
         if progress.step % recipe.train.log_every == 0:
@@ -105,15 +110,10 @@ def _advance(progress: Progress, sampler: TrainingSampler, loss: float, count: i
     progress.epoch_step += 1
     progress.loss_sum += loss
     progress.loss_count += count
-    ended = _at_epoch_end(sampler)
+    ended = sampler.at_epoch_end
     if ended:
         progress.epochs_done, progress.epoch_step = progress.epochs_done + 1, 0
     return ended
-
-
-def _at_epoch_end(sampler: TrainingSampler) -> bool:
-    """Whether the batch just taken was its epoch's last (the sampler turns the page only when asked for the next)."""
-    return bool(sampler.state_dict()["step"] >= len(sampler._plan.starts))
 
 
 def _done(recipe: Recipe, progress: Progress) -> bool:

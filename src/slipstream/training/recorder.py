@@ -71,7 +71,7 @@ class Recorder:
         self.metrics.append({"step": progress.step, "epoch": progress.epochs_done, "validation": progress.metrics, "best": is_best})
         self.board.scalars("validation", progress.step, progress.metrics)
         self._figures |= {name: value for name, value in progress.metrics.items() if name == "HR@10"}
-        self._show(progress)
+        self._show(progress, now=True)
         if is_best:
             save_checkpoint(self.directory / "checkpoints", progress.step, self.recommender, None, {}, kind=BEST)
 
@@ -86,11 +86,11 @@ class Recorder:
         self.metrics.close()
         self.board.close()
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: Progress, *, now: bool = False) -> None:
         if "loss" not in self._figures:
             return
         done = progress.step - self._first_step
         total = total_steps(self.recommender.recipe, self.sampler.steps_per_epoch)
         left = (time.perf_counter() - self._started) / done * max(total - progress.step, 0) if done else None
         steps = self.sampler.steps_per_epoch
-        self.line.show(progress.epochs_done + 1, progress.epoch_step, steps, describe(self._figures, left))
+        self.line.show(progress.epochs_done + 1, progress.epoch_step, steps, describe(self._figures, left), now=now)

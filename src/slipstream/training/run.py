@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -40,7 +40,7 @@ from slipstream.training.recorder import Recorder
 
 LOCK = ".lock"
 
-Evaluate = Callable[[Recommender, SequenceStore, Recipe, str], dict[str, float]]
+Evaluate = Callable[[Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,17 @@ def _run(
         raise
     finally:
         recorder.close()
-    if status == "interrupted":
-        recorder.line.say(f"stopped after step {progress.step}; run the same command again to go on from there")
+    recorder.line.say(closing_words(status, progress))
     return RunResult(directory, status, progress.step, progress.epochs_done, progress.best_metrics, progress.best_step, seconds)
+
+
+def closing_words(status: str, progress: Progress) -> str:
+    """One sentence for whoever waited."""
+    if status == "interrupted":
+        return f"stopped after step {progress.step}; run the same command again to go on from there"
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in progress.best_metrics.items())
+    best = f"; best at step {progress.best_step}: {figures}" if figures else ""
+    return f"{status} after {progress.step} steps, {progress.epochs_done} epochs{best}"
 
 
 def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
