@@ -30,7 +30,7 @@ struct AttentionCall {
 
 constexpr int ROWS = 96;          // queries of a block, a multiple of MR
 constexpr int KEYS = 128;         // keys of a tile, a multiple of W2
-constexpr int LD = KEYS + 16;     // row stride of a tile: off the powers of two, and room for zeros past the end
+constexpr int LD = KEYS + 32;     // row stride of a tile: off the powers of two, and room for zeros past the end
 
 struct Sequence {
     int64_t q0, k0, queries, keys, history;

@@ -10,36 +10,40 @@ namespace slipstream {
 constexpr int MR = 6;  // rows of a micro-kernel: 6 x 2 accumulators + 2 of B + 1 of A fit 16 registers
 #define SLIPSTREAM_NOINLINE __attribute__((noinline))
 
-// A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns). noinline: GCC spills the accumulators when it inlines this.
+// A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns). Steps of NV vectors through B lie `panel` apart; `steps` of them
+// are taken in one call. noinline: GCC spills the accumulators when it inlines this.
 template <int M, int NV, bool COLUMNS, bool ZERO>
-SLIPSTREAM_NOINLINE void micro_kernel(int64_t depth, const float* __restrict a, int64_t lda, const float* __restrict b, int64_t ldb,
-                                      float* __restrict c, int64_t ldc) {
-    vf acc[M][NV];  // every loop over it is unrolled early, so that it lives in registers only
+SLIPSTREAM_NOINLINE void micro_kernel(int64_t steps, int64_t depth, const float* __restrict a0, int64_t lda, const float* __restrict b0,
+                                      int64_t ldb, int64_t panel, float* __restrict c, int64_t ldc) {
+    for (int64_t step = 0; step < steps; ++step, b0 += panel, c += NV * W) {
+        const float *a = a0, *b = b0;
+        vf acc[M][NV];  // every loop over it is unrolled early, so that it lives in registers only
 #pragma GCC unroll 8
-    for (int r = 0; r < M; ++r)
+        for (int r = 0; r < M; ++r)
 #pragma GCC unroll 8
-        for (int n = 0; n < NV; ++n) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
+            for (int n = 0; n < NV; ++n) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
 #pragma GCC unroll 4
-    for (int64_t k = 0; k < depth; ++k) {
-        vf row[NV];
+        for (int64_t k = 0; k < depth; ++k) {
+            vf row[NV];
 #pragma GCC unroll 8
-        for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
+            for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
 #pragma GCC unroll 8
-        for (int r = 0; r < M; ++r) {
-            const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
+            for (int r = 0; r < M; ++r) {
+                const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
 #pragma GCC unroll 8
-            for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
+                for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
+            }
+            a += COLUMNS ? lda : 1;
+            b += ldb;
         }
-        a += COLUMNS ? lda : 1;
-        b += ldb;
+#pragma GCC unroll 8
+        for (int r = 0; r < M; ++r)
+#pragma GCC unroll 8
+            for (int n = 0; n < NV; ++n) store(c + r * ldc + n * W, acc[r][n]);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < M; ++r)
-#pragma GCC unroll 8
-        for (int n = 0; n < NV; ++n) store(c + r * ldc + n * W, acc[r][n]);
 }
 
-typedef void (*Kernel)(int64_t, const float*, int64_t, const float*, int64_t, float*, int64_t);
+typedef void (*Kernel)(int64_t, int64_t, const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t);
 
 template <int NV, bool COLUMNS, bool ZERO>
 inline Kernel kernel_for(int rows) {
@@ -49,14 +53,13 @@ inline Kernel kernel_for(int rows) {
     return table[rows - 1];
 }
 
-// One panel of at most MR rows against `columns` (a multiple of W) columns of B. Steps of two vectors through B are `panel` apart.
+// One panel of at most MR rows against `columns` (a multiple of W) columns of B.
 template <bool COLUMNS, bool ZERO>
 inline void multiply_panel(int rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
                            int64_t panel, float* c, int64_t ldc) {
-    const Kernel wide = kernel_for<2, COLUMNS, ZERO>(rows);
-    int64_t n = 0;
-    for (; n + W < columns; n += W2, b += panel) wide(depth, a, lda, b, ldb, c + n, ldc);
-    if (n < columns) kernel_for<1, COLUMNS, ZERO>(rows)(depth, a, lda, b, ldb, c + n, ldc);
+    const int64_t wide = columns / W2;
+    if (wide) kernel_for<2, COLUMNS, ZERO>(rows)(wide, depth, a, lda, b, ldb, panel, c, ldc);
+    if (columns % W2) kernel_for<1, COLUMNS, ZERO>(rows)(1, depth, a, lda, b + wide * panel, ldb, panel, c + wide * W2, ldc);
 }
 
 typedef float v8 __attribute__((vector_size(32)));

@@ -5,7 +5,8 @@ keys and values) of one head. Scores and biases are made tile by tile from posit
 come from a binary search over the exact integer borders. Table gradients are added atomically, so on a device their last bits may
 differ from run to run. No accelerator was at hand: the kernels are tested with Triton's interpreter on a CPU only.
 """
-# mypy: disable-error-code="no-untyped-def"  (the bodies of the kernels are Triton's language, not Python's)
+# The bodies of the kernels are Triton's language, not Python's.
+# mypy: disable-error-code="no-untyped-def"
 
 from typing import Any
 
