@@ -14,7 +14,6 @@ from rich.table import Table
 
 from slipstream import api
 from slipstream.bench.published import ML_1M
-from slipstream.config import RECIPES as RECIPE_FILES
 from slipstream.config import load_recipe
 from slipstream.data.store import SequenceStore
 from slipstream.files import read_json, write_json
@@ -22,11 +21,6 @@ from slipstream.training.config import Recipe
 
 RECIPES = {"ml-1m": ("ml-1m-sasrec", "ml-1m-hstu", "ml-1m-fuxi", "ml-1m-hstu-full")}
 FIGURES = ("HR@10", "NDCG@10", "HR@50", "NDCG@50", "HR@200", "NDCG@200")
-
-
-def shipped() -> list[Path]:
-    """The recipes that come with the package."""
-    return sorted(RECIPE_FILES.glob("*.yaml"))
 
 
 @dataclass(frozen=True)
