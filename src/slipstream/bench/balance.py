@@ -5,7 +5,8 @@ steps of (slowest - mean) / slowest; `floor` is what no sharing can beat without
 costs more than a rank's fair share, and only more sequences per rank, or a cap, would help.
 
 Real lengths come from the folders named in `$SLIPSTREAM_DATA` (default `data`): prepared stores or raw downloads of ml-1m,
-ml-latest-small and kuairand-pure; absent ones are left out and said so.
+ml-latest-small and kuairand-pure; absent ones are left out and said so. The last rows are no prediction: two real
+ranks, by the clock (slipstream/bench/balance_ranks.py).
 """
 
 import os
@@ -21,6 +22,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.bench import balance_ranks
 from slipstream.data.balance import Balance, Cost, assign, imbalance
 from slipstream.data.catalogue import ENTRIES
 from slipstream.data.store import META, SequenceStore
@@ -118,6 +120,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         for per_rank in (PER_RANK, MANY_PER_RANK) if name == UNCAPPED else (PER_RANK,):
             for world_size in RANKS:
                 rows += [{"lengths": name} | row for row in measure(lengths, world_size, per_rank, steps, cost)]
+    measured = balance_ranks.measure(quick)
     result = {
         "bench": "balance",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -125,10 +128,12 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         "threads": 1,
         "model": {"dim": DIM, "heads": HEADS, "dqk": HEAD_DIM, "dv": HEAD_DIM, "steps": steps},
         "absent": absent,
-        "rows": rows,
-        "claims": _claims(rows),
+        "measured": {key: value for key, value in measured.items() if key != "rows"},
+        "rows": rows + [{"lengths": "two real ranks"} | row for row in measured["rows"]],
+        "claims": _claims(rows) | {name: measured[name] for name in ("imbalance_measured", "imbalance_measured_baseline")},
     }
-    _print(result)
+    _print(result, rows)
+    balance_ranks.show(measured)
     if json_path is not None:
         write_json(json_path, result)
     return result
@@ -146,14 +151,14 @@ def _claims(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     model = result["model"]
     title = f"ranks waiting for the slowest: predicted FLOPs of HSTU {DIM} wide, {model['steps']} steps"
     table = Table(title=title)
     for heading in ("lengths", "ranks", "per rank", "sharing", "imbalance", "max/mean", "floor", "ms a batch"):
         table.add_column(heading, justify="left" if heading in ("lengths", "sharing") else "right")
-    for row in result["rows"]:
+    for row in rows:
         figures = (f"{row['imbalance']:.2%}", f"{row['max_over_mean']:.3f}", f"{row['floor']:.2%}", f"{row['milliseconds']:.2f}")
         table.add_row(row["lengths"], str(row["ranks"]), str(row["per_rank"]), row["variant"], *figures)
     console.print(table)

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
 
 from slipstream.bench.step_samples import batch_of, take_users
 from slipstream.data.balance import Balance, Cost, assign, imbalance, share_batch
@@ -62,7 +64,7 @@ class Setting:
         return np.minimum(drawn, self.cap).reshape(self.steps, -1)
 
 
-QUICK = Setting(cap=768, steps=4)
+QUICK = Setting(cap=2048, steps=3)
 
 
 def gradient_of_sum(recommender: Recommender, batch: JaggedBatch, step: int) -> torch.Tensor:
@@ -244,6 +246,21 @@ def measure(quick: bool = False, setting: Setting | None = None) -> dict[str, An
         "imbalance_measured": rows[1]["imbalance"],
         "imbalance_measured_baseline": rows[0]["imbalance"],
     }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what `measure` found."""
+    setting, error = found["setting"], found["gradient_error"]
+    title = f"two real ranks, {setting['per_rank']} histories each of synthetic KuaiRand-1K lengths cut to {setting['cap']:,}"
+    table = Table(title=f"{title}: {setting['steps']} steps, medians of {setting['repeats']}")
+    for heading in ("sharing", "imbalance", "by cpu time", "predicted", "step s"):
+        table.add_column(heading, justify="left" if heading == "sharing" else "right")
+    for row in found["rows"]:
+        waits = (f"{row[key]:.2%}" for key in ("imbalance", "imbalance_cpu", "imbalance_predicted"))
+        table.add_row(row["variant"], *waits, f"{row['step_seconds']:.2f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"balanced gradient against one rank's: {error['fp32']:.1e} in fp32, {error['fp64']:.1e} in fp64 (relative)")
 
 
 if __name__ == "__main__":

@@ -92,14 +92,17 @@ class PaddedHSTU(nn.Module):
     @torch.no_grad()
     def copy_weights(self, ours: Recommender) -> None:
         """Take over the weights of a jagged recommender of the same recipe."""
-        backbone = ours.model.backbone
+        backbone = ours.model.get_submodule("backbone")
+        weights = dict(backbone.named_parameters())
         self.items.weight.copy_(ours.tables[ITEM].all_rows())
-        self.positions_ND.copy_(backbone.positions_PD)
-        for mine, theirs in zip(self.blocks, backbone.layers, strict=True):
-            mine.uvqk_DF.copy_(theirs.uvqk_FD.T)
-            mine.output.load_state_dict(theirs.output.state_dict())
-            mine.position_P.copy_(theirs.relative.position_P)
-            mine.time_W.copy_(theirs.relative.time_W)
+        self.positions_ND.copy_(weights["positions_PD"])
+        for number, block in enumerate(self.blocks):
+            layer = f"layers.{number}"
+            block.get_parameter("uvqk_DF").copy_(weights[f"{layer}.uvqk_FD"].T)
+            block.get_parameter("output.weight").copy_(weights[f"{layer}.output.weight"])
+            block.get_parameter("output.bias").copy_(weights[f"{layer}.output.bias"])
+            block.get_parameter("position_P").copy_(weights[f"{layer}.relative.position_P"])
+            block.get_parameter("time_W").copy_(weights[f"{layer}.relative.time_W"])
 
     def forward(self, batch: PaddedBatch) -> torch.Tensor:
         config, length = self.recipe.model, batch.items_BN.shape[1]

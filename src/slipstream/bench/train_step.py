@@ -181,8 +181,16 @@ def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
                 samples[name].append(sample)
         peaks.append(peak.sample())
     flops = training_flops(recipe.model, lengths, negatives=recipe.loss.negatives)
-    shared = {"lengths": source, "tokens": batch.num_tokens, "sequences": len(lengths), "length": MOVIELENS_LENGTH, "flops": flops}
-    rows = [{"variant": name} | shared | mfu_figures(flops, several, peaks) for name, several in samples.items()]
+    shared: dict[str, Any] = {
+        "lengths": source,
+        "tokens": batch.num_tokens,
+        "sequences": len(lengths),
+        "length": MOVIELENS_LENGTH,
+        "flops": flops,
+    }
+    rows: list[dict[str, Any]] = [
+        {"variant": name} | shared | mfu_figures(flops, several, peaks) for name, several in samples.items()
+    ]
     for row in rows:
         row["x_over"] = row["seconds"] / rows[0]["seconds"]
         row["x_over_cpu"] = median(row["cpu_samples"]) / median(rows[0]["cpu_samples"])
@@ -254,30 +262,17 @@ def claims(sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: lis
 def _print(result: dict[str, Any], sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     table = Table(title=f"whole training step, {result['threads']} threads, fp32, {NEGATIVES} negatives, {ITEMS:,} items")
-    for heading in (
-        "model",
-        "dense M",
-        "blocks",
-        "batch",
-        "TFLOP",
-        "step s",
-        "spread",
-        "GF/s",
-        "mm peak",
-        "mfu",
-        "mfu cpu",
-        "loss",
-    ):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for heading in ("model", "dense", "batch", "TFLOP", "step s", "GF/s of", "mfu", "by cpu", "loss"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for row in sizes:
         table.add_row(
             row["variant"],
-            f"{row['dense_parameters'] / 1e6:.2f}",
-            str(row["blocks"]),
-            f"{row['sequences']} x {row['length']}",
+            f"{row['dense_parameters'] / 1e6:.2f}M",
+            f"{row['sequences']}x{row['length']}",
             f"{row['flops'] / 1e12:.3f}",
-            *(f"{row['seconds']:.2f}", f"{row['spread']:.0%}", f"{row['gflops']:.0f}", f"{row['peak_gflops']:.0f}"),
-            *(f"{row['mfu']:.3f}", f"{row['mfu_cpu']:.3f}", f"{row['losses'][0]:.2f} > {row['losses'][-1]:.2f}"),
+            f"{row['seconds']:.2f}±{row['spread']:.0%}",
+            f"{row['gflops']:.0f}/{row['peak_gflops']:.0f}",
+            *(f"{row['mfu']:.3f}", f"{row['mfu_cpu']:.3f}", f"{row['losses'][0]:.1f}>{row['losses'][-1]:.1f}"),
         )
     console.print(table)
     title = f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} tokens, lengths {steps[0]['lengths']}"
