@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.ops import validation
+from slipstream.ops import operand_checks
 
 LAST_BORDER = (1 << 63) - 1
 MAX_BUCKETS = 512
@@ -98,7 +98,7 @@ def check_arguments(
 ) -> AttentionArguments:
     """The arguments of a call, every one of them checked."""
     for name, value in (("q_THK", q_THK), ("k_SHK", k_SHK), ("v_SHV", v_SHV)):
-        validation.check_tensor(name, value, dims=3)
+        operand_checks.tensor(name, value, dims=3)
     if k_SHK.shape[1:] != q_THK.shape[1:] or v_SHV.shape[:2] != k_SHK.shape[:2]:
         raise ValueError(
             "q_THK, k_SHK and v_SHV must agree on heads, on key width and on key tokens, "
@@ -111,30 +111,30 @@ def check_arguments(
         raise TypeError(f"bias must be a RelativeBias, got {type(bias).__name__}")
     for name, table in (("position_P", bias.position_P), ("time_W", bias.time_W)):
         if table is not None:
-            validation.check_tensor(name, table, dims=1)
-    validation.check_alike(
+            operand_checks.tensor(name, table, dims=1)
+    operand_checks.alike(
         {"q_THK": q_THK, "k_SHK": k_SHK, "v_SHV": v_SHV, "position_P": bias.position_P, "time_W": bias.time_W},
     )
     if bias.position_P is not None and bias.position_P.numel() % 2 == 0:
         raise ValueError(f"position_P must have 2n - 1 entries, an odd number, got {bias.position_P.numel()}")
-    validation.check_offsets("q_offsets_B1", q_offsets_B1, q_THK.shape[0])
+    operand_checks.offsets("q_offsets_B1", q_offsets_B1, q_THK.shape[0])
     if k_offsets_B1 is None:
         if k_SHK.shape[0] != q_THK.shape[0]:
             raise ValueError("k_offsets_B1 is required when there are more keys than queries")
         k_offsets_B1 = q_offsets_B1
     else:
-        validation.check_offsets("k_offsets_B1", k_offsets_B1, k_SHK.shape[0])
+        operand_checks.offsets("k_offsets_B1", k_offsets_B1, k_SHK.shape[0])
         if k_offsets_B1.shape != q_offsets_B1.shape:
             raise ValueError(f"q_offsets_B1 and k_offsets_B1 must have one length, got {len(q_offsets_B1)} and {len(k_offsets_B1)}")
     if num_candidates_B is not None:
-        validation.check_tensor("num_candidates_B", num_candidates_B, dims=1, dtype=torch.int64)
+        operand_checks.tensor("num_candidates_B", num_candidates_B, dims=1, dtype=torch.int64)
         if num_candidates_B.numel() != q_offsets_B1.numel() - 1:
             raise ValueError(f"num_candidates_B must have one entry per sequence ({q_offsets_B1.numel() - 1})")
     integers = {"q_offsets_B1": q_offsets_B1, "k_offsets_B1": k_offsets_B1, "num_candidates_B": num_candidates_B}
     times = _check_times(bias, q_THK.shape[0], k_SHK.shape[0], timestamps_T, k_timestamps_S)
     for name, tensor in (integers | {"timestamps_T": times[0], "k_timestamps_S": times[1]}).items():
         if tensor is not None:
-            validation.check_device(name, tensor, "q_THK", q_THK)
+            operand_checks.same_device(name, tensor, "q_THK", q_THK)
     _check_lengths(q_offsets_B1, k_offsets_B1, num_candidates_B)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
@@ -144,8 +144,8 @@ def check_arguments(
         v_SHV=v_SHV,
         q_offsets_B1=q_offsets_B1,
         k_offsets_B1=k_offsets_B1,
-        divisor=validation.check_number("divisor", divisor, positive=True),
-        scale=validation.check_number("scale", scale),
+        divisor=operand_checks.number("divisor", divisor, positive=True),
+        scale=operand_checks.number("scale", scale),
         position_P=bias.position_P,
         time_W=bias.time_W,
         borders_W=None if bias.time_W is None else time_bucket_borders(bias.time_W.numel() - 1).to(q_THK.device),
@@ -161,9 +161,9 @@ def _check_times(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The queries' and the keys' times, both None where no time table asks for them."""
     if timestamps_T is not None:
-        validation.check_times("timestamps_T", timestamps_T, num_queries)
+        operand_checks.times("timestamps_T", timestamps_T, num_queries)
     if k_timestamps_S is not None:
-        validation.check_times("k_timestamps_S", k_timestamps_S, num_keys)
+        operand_checks.times("k_timestamps_S", k_timestamps_S, num_keys)
     if bias.time_W is None:
         return None, None
     if timestamps_T is None:

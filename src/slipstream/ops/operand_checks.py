@@ -1,17 +1,24 @@
-"""Checks of what callers hand to the fused neighbours, the row operators and the losses.
+"""Checks shared by all operators: a wrong argument is one clear Python exception, never a crash inside a kernel.
 
-Native code trusts its pointers, so every shape, dtype, device and index is checked here first, once, with a sentence that names
-the operand and what was expected of it.
+TypeError for the wrong kind of thing (not a tensor, wrong dtype), ValueError for the wrong shape, device or content, IndexError for
+an index out of range. Native code trusts its pointers, so everything is checked here first, with a sentence that names the operand.
+Offsets and times are only read where they live on a CPU, so that an accelerator is never stalled.
 """
+
+from collections.abc import Mapping
 
 import torch
 
+MAX_SEQUENCE = 1 << 30
+MAX_TIME = 1 << 62
 
-def _plain(name: str, tensor: object) -> None:
+
+def _plain(name: str, tensor: object) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a plain strided tensor, got layout {tensor.layout}")
+    return tensor
 
 
 def floating(name: str, tensor: torch.Tensor, *, dims: int) -> None:
@@ -73,3 +80,70 @@ def not_negative(name: str, value: float) -> None:
     """`value` is a finite number that is zero or more."""
     if not 0.0 <= value < float("inf"):
         raise ValueError(f"{name} must be zero or more and finite, got {value}")
+
+
+def tensor(name: str, value: object, *, dims: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`value` as a tensor with `dims` axes (and, if given, of `dtype`)."""
+    value = _plain(name, value)
+    if value.dim() != dims:
+        raise ValueError(f"{name} must have {dims} dimensions, got shape {tuple(value.shape)}")
+    if dtype is not None and value.dtype != dtype:
+        raise TypeError(f"{name} must be {dtype}, got {value.dtype}")
+    return value
+
+
+def alike(tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """All given tensors are floating point of one dtype and live on one device."""
+    present = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = present[0]
+    if not first.dtype.is_floating_point:
+        raise TypeError(f"{first_name} must be floating point, got {first.dtype}")
+    for name, tensor in present[1:]:
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} but {first_name} is {first.dtype}; give both the same dtype")
+        same_device(name, tensor, first_name, first)
+
+
+def same_device(name: str, tensor: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
+    """Both tensors live on one device."""
+    if tensor.device != first.device:
+        raise TypeError(f"{name} is on {tensor.device} but {first_name} is on {first.device}; move both to one device")
+
+
+def offsets(name: str, offsets_B1: object, total: int) -> torch.Tensor:
+    """int64 offsets that start at 0, never decrease and end at `total`."""
+    offsets = tensor(name, offsets_B1, dims=1, dtype=torch.int64)
+    if offsets.numel() == 0:
+        raise ValueError(f"{name} must have one entry more than there are sequences, got none")
+    if offsets.device.type == "cpu":
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first != 0 or last != total:
+            raise ValueError(f"{name} must run from 0 to {total} (the number of tokens), got {first} to {last}")
+        lengths = offsets.diff()
+        if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > MAX_SEQUENCE):
+            raise ValueError(f"{name} must never decrease, and no sequence may exceed {MAX_SEQUENCE} tokens")
+    return offsets
+
+
+def times(name: str, value: object, length: int) -> torch.Tensor:
+    """int64 timestamps, one per token, small enough that no difference of two overflows."""
+    times = tensor(name, value, dims=1, dtype=torch.int64)
+    if times.numel() != length:
+        raise ValueError(f"{name} must have one entry per token ({length}), got {times.numel()}")
+    if length and times.device.type == "cpu":
+        low, high = torch.aminmax(times)
+        if int(low) <= -MAX_TIME or int(high) >= MAX_TIME:
+            raise ValueError(f"{name} must stay within -2^62 and 2^62, got {int(low)} to {int(high)}")
+    return times
+
+
+def number(name: str, value: object, *, positive: bool = False) -> float:
+    """A finite number; with `positive` above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if positive and number <= 0:
+        raise ValueError(f"{name} must be above 0, got {value}")
+    return number
