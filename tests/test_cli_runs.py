@@ -130,3 +130,12 @@ def test_torchrun_starts_one_rank(workplace, tmp_path):
     ended = subprocess.run([*launcher, *arguments], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "run" / "run.json").read_text())["step"] == 2
+
+
+def test_users_with_one_and_with_a_hundred_thousand_behaviours_train_together(tmp_path):
+    rows = [f"1,{place % 97},{place}" for place in range(100_000)] + ["2,5,1", "3,6,1", "3,7,2"]
+    (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
+    store = str(tmp_path / "store")
+    assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", store]) == 0
+    assert run_command(["train", "ml-1m-hstu", f"data={store}", *TINY, "max_steps=2", "--out", str(tmp_path / "run")]) == 0
+    assert api.Run(tmp_path / "run").evaluate()["users"] == 1  # the others are too short to hold anything out

@@ -25,13 +25,14 @@ def test_recipes_ship():
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_recipe_runs(name, store, tmp_path):
     recipe = load_recipe(Recipe, name, SMALL)
-    if recipe.task == "ranking":  # the synthetic log has its own actions
+    if recipe.task == "ranking":  # the synthetic log has its own actions and features
         columns = sorted(store.actions)
         tasks = {
             task: value.model_copy(update={"column": columns[i % len(columns)]})
             for i, (task, value) in enumerate(recipe.tasks.items())
         }
-        recipe = recipe.model_copy(update={"tasks": tasks})
+        features = {"item_features": tuple(store.item_features), "user_features": tuple(store.user_features)}
+        recipe = recipe.model_copy(update={"tasks": tasks, **features})
     run = api.train(recipe, data=store, out=tmp_path / "run", quiet=True)
     figures = run.evaluate("test")
     assert all(np.isfinite(value) or name.split("/")[0] in ("AUC", "GAUC", "NE") for name, value in figures.items())

@@ -23,7 +23,8 @@ def register(app: typer.Typer) -> None:
 
 def show_metrics(figures: dict[str, float], title: str) -> None:
     """Metrics as a small table: one row per kind, one column per k (or task)."""
-    table = Table(title=title, title_justify="left")
+    console.print(f"[bold]{title}[/bold]")
+    table = Table()
     columns = list(
         dict.fromkeys(name.partition("@")[2] or name.partition("/")[2] for name in figures if "@" in name or "/" in name)
     )

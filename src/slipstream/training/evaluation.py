@@ -125,4 +125,5 @@ def evaluate_ranking(recommender: Recommends, batches: Iterator[JaggedBatch], re
     for kind in ("AUC", "GAUC", "NE"):
         known = [value for name, value in result.items() if name.startswith(f"{kind}/") and value == value]
         result[kind] = sum(known) / len(known) if known else float("nan")
-    return {**result, "behaviours": float(users_S.numel())}
+    defined = {name: value for name, value in result.items() if value == value}  # a figure with one class only is left out
+    return {**defined, "behaviours": float(users_S.numel())}

@@ -31,6 +31,7 @@ from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, read_json, write_json
 from slipstream.ops import native
+from slipstream.ops.memory import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
 from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.loop import Progress, run_loop
@@ -79,6 +80,7 @@ def train(
         evaluate = default_evaluate
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
+    keep_freed_memory()
     directory.mkdir(parents=True, exist_ok=True)
     with sole_user(directory), stop_signals() as stop:
         sweep(directory)
