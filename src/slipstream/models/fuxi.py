@@ -25,7 +25,7 @@ _CHANNELS = 3
 
 
 def _recomputed(part: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """`part` without keeping what its last product reads: backward makes that again in one cheap pass and stops before the product."""
+    """`part` without keeping what its last product reads: backward makes that again, and stops before the product itself."""
     return checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
