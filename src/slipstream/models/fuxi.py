@@ -7,12 +7,8 @@
 The time and position maps multiply the values raw: they do not share the semantic map's SiLU or divisor.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from slipstream.models.backbone import KV, Layer, View
 from slipstream.models.config import ModelConfig
@@ -22,11 +18,6 @@ from slipstream.ops.attention import fuxi_attention
 from slipstream.ops.neighbours import dropout, linear_silu, norm_gate_dropout, rms_norm
 
 _CHANNELS = 3
-
-
-def _recomputed(part: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """`part` without keeping what its last product reads: backward makes that again, and stops before the product itself."""
-    return checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 class SwiGLU(nn.Module):
@@ -45,11 +36,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, view: View, index: int) -> torch.Tensor:
         normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
-        gate_TF, up_TF = linear_silu(normed_TD, self.gate_FD), nn.functional.linear(normed_TD, self.up_FD)
-        return _recomputed(self._down, gate_TF, up_TF, view, index)
-
-    def _down(self, gate_TF: torch.Tensor, up_TF: torch.Tensor, view: View, index: int) -> torch.Tensor:
-        inner_TF = dropout(gate_TF * up_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T)
+        inner_TF = linear_silu(normed_TD, self.gate_FD) * nn.functional.linear(normed_TD, self.up_FD)
+        inner_TF = dropout(inner_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T)
         return nn.functional.linear(inner_TF, self.down_DF)
 
 
@@ -90,12 +78,8 @@ class FuXiLayer(Layer):
             k_timestamps_S=k_timestamps_S,
             num_candidates_B=view.num_candidates_B,
         )
-        x_TD = _recomputed(self._mix, channels_T3HV.flatten(1), u_TF, view) + x_TD
-        return x_TD + self.feed_forward(x_TD, view, self.index), (k_SHK, v_SHV)
-
-    def _mix(self, channels_TF: torch.Tensor, u_TF: torch.Tensor, view: View) -> torch.Tensor:
         gated_TF = norm_gate_dropout(
-            channels_TF,
+            channels_T3HV.flatten(1),
             u_TF,
             norm="rms",
             eps=EPS,
@@ -104,4 +88,5 @@ class FuXiLayer(Layer):
             token_ids_T=view.token_ids_T,
             weight_F=self.channels_norm_F,
         )
-        return self.output(gated_TF)
+        x_TD = self.output(gated_TF) + x_TD
+        return x_TD + self.feed_forward(x_TD, view, self.index), (k_SHK, v_SHV)
