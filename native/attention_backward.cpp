@@ -50,22 +50,44 @@ struct Tiles {
     std::vector<float> along;  // the task's position gradient
 };
 
-// Scores and dP -> weights P and dS in place, zero outside [low, high) and a little beyond the computed columns on both sides.
-template <bool BIAS>
-inline void weigh_row(float scale, float* row, float* grad, const float* bias, float* bias_grad, bool first_head,
-                      const PanelRange& range, int64_t low, int64_t high) {
-    for (int64_t c = range.first; c < range.last; c += W) {
-        vf x = load(row + c) * scale;
-        if (BIAS) x += load(bias + c);
-        const vf s = sigmoid(x), y = x * s;
-        store(row + c, y);
-        store(grad + c, load(grad + c) * (s + y * (1.0f - s)));
+// One row of a tile: scores S that become weights P, dP that becomes dS, the bias, and the sum of dS over heads.
+struct WeighRow {
+    float scale;
+    float *scores, *grads;
+    const float* bias;
+    float* bias_grad;
+    bool first_head;
+    int64_t low, high;  // the keys it sees
+
+    template <bool BIAS, int N, bool EDGE>
+    inline __attribute__((always_inline)) void vectors(int64_t c) const {
+        vf x[N], s[N], y[N], d[N];
+        SLIPSTREAM_EACH x[i] = BIAS ? load(scores + c + i * W) * scale + load(bias + c + i * W) : load(scores + c + i * W) * scale;
+        sigmoid(x, s);
+        SLIPSTREAM_EACH y[i] = x[i] * s[i];
+        SLIPSTREAM_EACH d[i] = load(grads + c + i * W) * (s[i] + y[i] * (1.0f - s[i]));
+        if (EDGE) {
+            const vi seen = lanes_within(c, low, high);
+            y[0] = (vf)((vi)y[0] & seen), d[0] = (vf)((vi)d[0] & seen);
+        }
+        SLIPSTREAM_EACH store(scores + c + i * W, y[i]);
+        SLIPSTREAM_EACH store(grads + c + i * W, d[i]);
+        if (!BIAS) return;
+        SLIPSTREAM_EACH store(bias_grad + c + i * W, first_head ? d[i] : load(bias_grad + c + i * W) + d[i]);
     }
-    clear_unseen(row, range, low, high);
-    clear_unseen(grad, range, low, high);
-    if (!BIAS) return;
-    for (int64_t c = range.first; c < range.last; c += W) store(bias_grad + c, first_head ? load(grad + c) : load(bias_grad + c) + load(grad + c));
-}
+
+    // Over the computed columns; zero outside [low, high) and a little beyond them on both sides, which products over rows may touch.
+    template <bool BIAS>
+    inline void run(const PanelRange& range) const {
+        int64_t c = range.first;
+        for (; c < range.last && c < low; c += W) vectors<BIAS, 1, true>(c);
+        for (; c + 4 * W <= high; c += 4 * W) vectors<BIAS, 4, false>(c);
+        for (; c + W <= high; c += W) vectors<BIAS, 1, false>(c);
+        for (; c < range.last; c += W) vectors<BIAS, 1, true>(c);
+        store(scores + range.last, vf{}), store(grads + range.last, vf{});
+        for (c = std::max<int64_t>(0, range.first - 8); c < range.first; ++c) scores[c] = grads[c] = 0.0f;
+    }
+};
 
 // The head's part of a tile: pointers into the buffers.
 struct Head {
@@ -89,9 +111,17 @@ inline void times_values(const Shape& shape, const Head& head, const float* grad
                                 head.values_t + range.first * shape.value_width, W2, W2 * shape.value_width, to + range.first, LD);
 }
 
-// grad[key] += sum over rows [from, to) of map[row][key] * rows[row], for `count` keys.
-inline void add_over_rows(int count, int64_t width, int64_t from, int64_t to, const float* map, const float* rows, float* grad) {
-    multiply_panel<true, false>(count, width, to - from, map + from * LD, LD, rows + from * width, width, W2, grad, width);
+// grad[key] += sum over rows of map[row][key] * rows[row], for every key of the tile and the rows that see it.
+inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, const float* map, const float* rows, float* grad) {
+    const int64_t end = std::min<int64_t>(KEYS, block.tile_end() - tile);
+    int64_t from = 0, to = 0;  // the rows that see some key of the panel
+    for (int64_t c = 0; c < end; c += MR) {
+        const int count = static_cast<int>(std::min<int64_t>(MR, end - c));
+        while (from < block.rows && block.high[from] <= tile + c) ++from;
+        while (to < block.rows && block.low[to] < tile + c + count) ++to;
+        if (from < to)
+            multiply_panel<true, false>(count, width, to - from, map + c + from * LD, LD, rows + from * width, width, W2, grad + c * width, width);
+    }
 }
 
 // FuXi: every map's gradient from this head, over a panel of rows.
@@ -118,28 +148,21 @@ void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& 
                                     weights + range.first, LD);
         times_values<true>(shape, head, head.grad_out + r0 * shape.value_padded, count, range, grads);
         for (int64_t r = r0; r < r0 + count; ++r)
-            weigh_row<BIAS>(call.scale, t.weights + r * LD, t.grads + r * LD, t.bias.values + r * LD, t.bias.gradient + r * LD, i == 0,
-                            range, block.low[r] - tile, block.high[r] - tile);
+            WeighRow{call.scale, t.weights + r * LD, t.grads + r * LD, t.bias.values + r * LD, t.bias.gradient + r * LD, i == 0,
+                     block.low[r] - tile, std::min<int64_t>(range.end, block.high[r] - tile)}
+                .template run<BIAS>(range);
         multiply_panel<false, false>(count, shape.key_padded, range.end - range.begin, grads + range.begin, LD,
                                      head.keys + range.begin * shape.key_padded, shape.key_padded, W2,
                                      head.grad_queries + r0 * shape.key_padded, shape.key_padded);
         if (FUXI) add_map_gradients(tables, shape, buf, head, r0, count, range, i == 0, t.bias);
     }
-    const int64_t end = std::min<int64_t>(KEYS, block.tile_end() - tile);
-    int64_t from = 0, to = 0;  // the rows that see some key of the panel
-    for (int64_t c = 0; c < end; c += MR) {
-        const int count = static_cast<int>(std::min<int64_t>(MR, end - c));
-        while (from < block.rows && block.high[from] <= tile + c) ++from;
-        while (to < block.rows && block.low[to] < tile + c + count) ++to;
-        if (from >= to) continue;
-        float* grad_values = head.grad_values + c * shape.value_padded;
-        add_over_rows(count, shape.value_padded, from, to, t.weights + c, head.grad_out, grad_values);
-        add_over_rows(count, shape.key_padded, from, to, t.grads + c, head.queries, head.grad_keys + c * shape.key_padded);
-        if (!FUXI) continue;
-        if (tables.time) add_over_rows(count, shape.value_padded, from, to, t.bias.values + c, head.grad_out + buf.channel_size, grad_values);
-        if (tables.position.present())
-            add_over_rows(count, shape.value_padded, from, to, t.bias.position_values + c, head.grad_out + 2 * buf.channel_size, grad_values);
-    }
+    // One product after the other over all keys: its rows (dO or Q) stay in the first-level cache.
+    add_over_keys(block, tile, shape.value_padded, t.weights, head.grad_out, head.grad_values);
+    add_over_keys(block, tile, shape.key_padded, t.grads, head.queries, head.grad_keys);
+    if (!FUXI) return;
+    if (tables.time) add_over_keys(block, tile, shape.value_padded, t.bias.values, head.grad_out + buf.channel_size, head.grad_values);
+    if (tables.position.present())
+        add_over_keys(block, tile, shape.value_padded, t.bias.position_values, head.grad_out + 2 * buf.channel_size, head.grad_values);
 }
 
 // A candidate's own key, which no tile holds.
@@ -175,29 +198,47 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
-void pack_sequence(const AttentionCall& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf) {
-    for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
-        const int64_t h = task.head_begin + i;
-        const float* k = call.k + s.k0 * shape.key_stride + h * shape.key_width;
-        const float* v = call.v + s.k0 * shape.value_stride + h * shape.value_width;
-        pack_transposed(k, shape.key_stride, s.history, shape.key_width, buf.keys_t + i * buf.keys_t_size);
-        pack_transposed(v, shape.value_stride, s.history, shape.value_width, buf.values_t + i * buf.values_t_size);
-        pack_rows(k, shape.key_stride, s.history, shape.key_width, 1.0f, buf.keys + i * buf.key_rows, shape.key_padded);
+// A few keys of every head at a time, in the order of memory, the next ones asked for ahead.
+SLIPSTREAM_NOINLINE void pack_sequence(const AttentionCall& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf) {
+    for (int64_t row = 0; row < s.history; row += W2) {
+        const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
+        for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
+            const int64_t h = task.head_begin + i;
+            const float* k = call.k + (s.k0 + row) * shape.key_stride + h * shape.key_width;
+            const float* v = call.v + (s.k0 + row) * shape.value_stride + h * shape.value_width;
+            prefetch_rows(k + rows * shape.key_stride, shape.key_stride, ahead, shape.key_width);
+            prefetch_rows(v + rows * shape.value_stride, shape.value_stride, ahead, shape.value_width);
+            pack_transposed(k, shape.key_stride, rows, shape.key_width, buf.keys_t + i * buf.keys_t_size + row * shape.key_width);
+            pack_transposed(v, shape.value_stride, rows, shape.value_width, buf.values_t + i * buf.values_t_size + row * shape.value_width);
+            pack_rows(k, shape.key_stride, rows, shape.key_width, 1.0f, buf.keys + i * buf.key_rows + row * shape.key_padded, shape.key_padded);
+        }
+    }
+}
+
+// The block's queries and output gradients, likewise.
+SLIPSTREAM_NOINLINE void pack_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const Shape& shape,
+                                    const Buffers& buf) {
+    for (int64_t r = 0; r < block.rows; r += MR) {
+        const int64_t rows = std::min<int64_t>(MR, block.rows - r), ahead = std::min<int64_t>(MR, block.rows - r - rows);
+        for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
+            const int64_t h = task.head_begin + i, row = s.q0 + block.first + r;
+            const float* q = call.q + row * shape.key_stride + h * shape.key_width;
+            prefetch_rows(q + rows * shape.key_stride, shape.key_stride, ahead, shape.key_width);
+            pack_rows(q, shape.key_stride, rows, shape.key_width, 1.0f, buf.queries + i * buf.q_size + r * shape.key_padded, shape.key_padded);
+            for (int64_t m = 0; m < shape.channels; ++m) {
+                const float* o = call.grad_out + (row * shape.channels + m) * shape.value_stride + h * shape.value_width;
+                prefetch_rows(o + rows * shape.channels * shape.value_stride, shape.channels * shape.value_stride, ahead, shape.value_width);
+                pack_rows(o, shape.channels * shape.value_stride, rows, shape.value_width, m ? 1.0f : call.inverse_divisor,
+                          buf.grad_out + i * buf.o_size + m * buf.channel_size + r * shape.value_padded, shape.value_padded);
+            }
+        }
     }
 }
 
 void run_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
                const Shape& shape, const Buffers& buf, Tiles& tiles, BiasGradients& bias_grads) {
     const int64_t heads = task.head_end - task.head_begin, row = s.q0 + block.first;
-    for (int64_t i = 0; i < heads; ++i) {
-        const int64_t h = task.head_begin + i;
-        pack_rows(call.q + row * shape.key_stride + h * shape.key_width, shape.key_stride, block.rows, shape.key_width, 1.0f,
-                  buf.queries + i * buf.q_size, shape.key_padded);
-        for (int64_t m = 0; m < shape.channels; ++m)
-            pack_rows(call.grad_out + (row * shape.channels + m) * shape.value_stride + h * shape.value_width,
-                      shape.channels * shape.value_stride, block.rows, shape.value_width, m ? 1.0f : call.inverse_divisor,
-                      buf.grad_out + i * buf.o_size + m * buf.channel_size, shape.value_padded);
-    }
+    pack_block(call, task, s, block, shape, buf);
     std::fill(buf.grad_queries, buf.grad_queries + heads * buf.q_size, 0.0f);
     const bool fuxi = shape.channels == 3;
     const auto run = fuxi ? run_head<false, true> : tables.any() ? run_head<true, false> : run_head<false, false>;
@@ -211,9 +252,8 @@ void run_block(const AttentionCall& call, const Task& task, const Sequence& s, c
         if (tables.time) bias.add_time_gradient(bias_grads.bucket, bias.gradient);
     }
     if (s.history < s.keys) add_self(call, task, s, block, tables, shape, buf, bias_grads);
-    for (int64_t i = 0; i < heads; ++i)
-        unpack_rows(buf.grad_queries + i * buf.q_size, shape.key_padded, block.rows, shape.key_width, call.scale,
-                    call.grad_q + row * shape.key_stride + (task.head_begin + i) * shape.key_width, shape.key_stride);
+    unpack_heads(buf.grad_queries, buf.q_size, shape.key_padded, heads, block.rows, shape.key_width, call.scale,
+                 call.grad_q + row * shape.key_stride + task.head_begin * shape.key_width, shape.key_stride);
 }
 
 void run_task(const AttentionCall& call, const Task& task, const BiasTables& tables, Tiles& tiles, Scratch& scratch,
@@ -227,13 +267,10 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
     if (tables.position.present()) tiles.along.assign(tables.position.size() + 1 + LD, 0.0f);
     for (int64_t start = 0; start < s.queries; start += ROWS)
         run_block(call, task, s, RowBlock(s, call.window, start), tables, shape, buf, tiles, bias_grads);
-    for (int64_t i = 0; i < heads; ++i) {
-        const int64_t h = task.head_begin + i;
-        unpack_rows(buf.grad_keys + i * buf.key_rows, shape.key_padded, s.keys, shape.key_width, call.scale,
-                    call.grad_k + s.k0 * shape.key_stride + h * shape.key_width, shape.key_stride);
-        unpack_rows(buf.grad_values + i * buf.value_rows, shape.value_padded, s.keys, shape.value_width, 1.0f,
-                    call.grad_v + s.k0 * shape.value_stride + h * shape.value_width, shape.value_stride);
-    }
+    unpack_heads(buf.grad_keys, buf.key_rows, shape.key_padded, heads, s.keys, shape.key_width, call.scale,
+                 call.grad_k + s.k0 * shape.key_stride + task.head_begin * shape.key_width, shape.key_stride);
+    unpack_heads(buf.grad_values, buf.value_rows, shape.value_padded, heads, s.keys, shape.value_width, 1.0f,
+                 call.grad_v + s.k0 * shape.value_stride + task.head_begin * shape.value_width, shape.value_stride);
     if (tables.position.present())
         for (int64_t d = 0; d <= s.history; ++d) bias_grads.distance[d] += tiles.along[tables.position.size() - d];
 }

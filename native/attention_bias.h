@@ -10,11 +10,13 @@
 
 namespace slipstream {
 
-// The bucket of |dt|: a guess from the leading bits of its float, put right with the exact integer borders.
+// The bucket of |dt|: a guess from the leading bits of its float (an eighth of an octave, which holds at most one border), one step up
+// if |dt| lies beyond that border, both without a branch; the exact integer borders have the last word.
 class TimeBuckets {
   public:
-    TimeBuckets(const int64_t* borders, int64_t entries) : borders_(borders), entries_(static_cast<int>(entries)) {
-        for (int cell = 0; cell < CELLS && entries_; ++cell) {
+    TimeBuckets(const int64_t* borders, int64_t entries) : borders_(borders), next_(entries, UINT64_MAX) {
+        for (int64_t b = 0; b + 1 < entries; ++b) next_[b] = static_cast<uint64_t>(borders[b + 1]);
+        for (int cell = 0; cell < CELLS && entries; ++cell) {
             const uint32_t bits = static_cast<uint32_t>(cell + ONE) << 20;
             float low;
             memcpy(&low, &bits, 4);
@@ -22,32 +24,27 @@ class TimeBuckets {
         }
     }
     int of(uint64_t apart) const {
-        if (apart < 2) return fix(0, apart);
-        const float f = static_cast<float>(static_cast<int64_t>(apart));
+        const float f = static_cast<float>(static_cast<int64_t>(std::min<uint64_t>(apart | (apart == 0), INT64_MAX)));
         uint32_t bits;
         memcpy(&bits, &f, 4);
-        return fix(guess_[(bits >> 20) - ONE], apart);
-    }
-    // The bucket of `apart`, known to lie beyond bucket `b`: most often the next one.
-    int grown(int b, uint64_t apart) const {
-        return b + 2 < entries_ && apart < static_cast<uint64_t>(borders_[b + 2]) ? b + 1 : of(apart);
+        const int guess = guess_[(bits >> 20) - ONE];
+        return fix(guess + (apart >= next_[guess]), apart);
     }
     // The first query time (for a query after the key) that leaves bucket `b` of a key at `time`.
     int64_t leaves(int b, int64_t time) const {
-        if (b + 1 >= entries_) return INT64_MAX;
-        const int64_t border = borders_[b + 1];
-        return time > 0 && border > INT64_MAX - time ? INT64_MAX : time + border;
+        const uint64_t room = time > 0 ? static_cast<uint64_t>(INT64_MAX - time) : INT64_MAX;
+        return next_[b] > room ? INT64_MAX : static_cast<int64_t>(static_cast<uint64_t>(time) + next_[b]);
     }
 
   private:
     static constexpr int ONE = 127 * 8, CELLS = 64 * 8;
     int fix(int b, uint64_t apart) const {
-        while (b + 1 < entries_ && apart >= static_cast<uint64_t>(borders_[b + 1])) ++b;
+        while (apart >= next_[b] && next_[b] != UINT64_MAX) ++b;
         while (b > 0 && apart < static_cast<uint64_t>(borders_[b])) --b;
         return b;
     }
     const int64_t* borders_;
-    int entries_;
+    std::vector<uint64_t> next_;  // the border above every bucket
     int16_t guess_[CELLS];
 };
 
@@ -233,12 +230,17 @@ class BiasTile {
         set(c, bucket);
     }
 
+    // Columns that change are rare and scattered: they are found 64 at a time without a branch, then visited bit by bit.
     void step_sorted(int64_t time, const PanelRange& range, bool note) {
-        for (int64_t c = range.first; c < range.last; c += 8)
-            for (unsigned due = due_columns(leaves_ + c, time); due; due &= due - 1) {
-                const int64_t i = c + __builtin_ctz(due);
-                change(i, tables_->buckets.grown(bucket_[i], time_apart(time, key_time_[i])), note);
+        for (int64_t begin = range.first; begin < range.last; begin += 64) {
+            const int64_t columns = std::min<int64_t>(64, range.last - begin);
+            uint64_t due = 0;
+            for (int64_t c = 0; c < columns; c += 8) due |= static_cast<uint64_t>(due_columns(leaves_ + begin + c, time)) << c;
+            for (; due; due &= due - 1) {
+                const int64_t i = begin + __builtin_ctzll(due);
+                change(i, tables_->buckets.of(static_cast<uint64_t>(time) - static_cast<uint64_t>(key_time_[i])), note);
             }
+        }
     }
 
     // Which of eight columns change their bucket by `time`, as bits.

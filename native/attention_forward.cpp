@@ -22,16 +22,23 @@ int64_t scratch_floats(const AttentionCall& call, int64_t most, int64_t padded) 
     return call.heads * (round_up(n * call.key_width, 16) + round_up(n * padded, 16) + call.channels * ROWS * padded) + 64;
 }
 
-// Scores -> weights in place; what the row does not see becomes zero.
+// N vectors of scores -> weights, in place.
+template <bool BIAS, int N>
+inline void weigh(float* row, const float* bias, float scale) {
+    vf x[N], s[N];
+    SLIPSTREAM_EACH x[i] = BIAS ? load(row + i * W) * scale + load(bias + i * W) : load(row + i * W) * scale;
+    sigmoid(x, s);
+    SLIPSTREAM_EACH store(row + i * W, x[i] * s[i]);
+}
+
+// A row's scores -> weights; what it does not see becomes zero.
 template <bool BIAS>
 inline void weigh_row(float* row, const float* bias, float scale, const PanelRange& range, int64_t low, int64_t high) {
-    for (int64_t c = range.first; c < range.last; c += W) {
-        vf x = load(row + c) * scale;
-        if (BIAS) x += load(bias + c);
-        store(row + c, x * sigmoid(x));
-    }
-    for (int64_t c = range.begin; c < low; ++c) row[c] = 0.0f;
-    for (int64_t c = high; c < range.end; ++c) row[c] = 0.0f;
+    int64_t c = range.first;
+    for (; c + 4 * W <= range.last; c += 4 * W) weigh<BIAS, 4>(row + c, bias + c, scale);
+    for (; c < range.last; c += W) weigh<BIAS, 1>(row + c, bias + c, scale);
+    for (c = range.begin; c < low; ++c) row[c] = 0.0f;
+    for (c = high / W * W; c < range.last; c += W) store(row + c, (vf)((vi)load(row + c) & lanes_within(c, 0, high)));
 }
 
 template <bool BIAS, bool FUXI>
@@ -45,9 +52,11 @@ void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, co
         const float* keys_t = buf.keys_t + local * buf.keys_t_step + tile * call.key_width;
         const float* values = buf.values + local * buf.values_step + tile * padded;
         float* sums = buf.sums + local * buf.sums_step;
+        const bool more = tile == block.tile_begin() && h + 1 < task.head_end;  // ask for the next head's queries meanwhile
         for (int64_t r0 = 0; r0 < block.rows; r0 += MR) {
             const int count = static_cast<int>(std::min<int64_t>(MR, block.rows - r0));
             const PanelRange range(block, r0, count, tile);
+            if (more) prefetch_rows(q + r0 * q_stride + call.key_width, q_stride, count, call.key_width);
             if (range.empty()) continue;
             multiply_panel<false, true>(count, range.last - range.first, call.key_width, q + r0 * q_stride, q_stride,
                                         keys_t + range.first * call.key_width, W2, W2 * call.key_width, scores + range.first, LD);
@@ -91,6 +100,22 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
+// A few keys of every head at a time, in the order of memory, the next ones asked for ahead.
+SLIPSTREAM_NOINLINE void pack_sequence(const AttentionCall& call, const Task& task, const Sequence& s, const Buffers& buf, int64_t padded) {
+    const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
+    for (int64_t row = 0; row < s.history; row += W2) {
+        const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
+        for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
+            const float* k = call.k + (s.k0 + row) * k_stride + (task.head_begin + i) * call.key_width;
+            const float* v = call.v + (s.k0 + row) * v_stride + (task.head_begin + i) * call.value_width;
+            prefetch_rows(k + rows * k_stride, k_stride, ahead, call.key_width);
+            prefetch_rows(v + rows * v_stride, v_stride, ahead, call.value_width);
+            pack_transposed(k, k_stride, rows, call.key_width, buf.keys_t + i * buf.keys_t_step + row * call.key_width);
+            pack_rows(v, v_stride, rows, call.value_width, 1.0f, buf.values + i * buf.values_step + row * padded, padded);
+        }
+    }
+}
+
 void run_task(const AttentionCall& call, const Task& task, const BiasTables& tables, BiasTile& bias, Scratch& scratch) {
     const Sequence s = sequence_of(call, task.sequence);
     const int64_t heads = task.head_end - task.head_begin, padded = round_up(call.value_width, W), n = round_up(s.keys, W2);
@@ -101,16 +126,12 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
     buf.keys_t = scratch.take(heads * buf.keys_t_step);
     buf.values = scratch.take(heads * buf.values_step);
     buf.sums = scratch.take(heads * buf.sums_step);
-    const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
-    for (int64_t i = 0; i < heads; ++i) {
-        const int64_t h = task.head_begin + i;
-        pack_transposed(call.k + s.k0 * k_stride + h * call.key_width, k_stride, s.history, call.key_width, buf.keys_t + i * buf.keys_t_step);
-        pack_rows(call.v + s.k0 * v_stride + h * call.value_width, v_stride, s.history, call.value_width, 1.0f,
-                  buf.values + i * buf.values_step, padded);
-    }
+    pack_sequence(call, task, s, buf, padded);
     const bool fuxi = call.channels == 3;
     for (int64_t start = 0; start < s.queries; start += ROWS) {
         const RowBlock block(s, call.window, start);
+        prefetch_rows(call.q + ((s.q0 + start) * call.heads + task.head_begin) * call.key_width, call.heads * call.key_width, block.rows,
+                      call.key_width);
         std::fill(buf.sums, buf.sums + heads * buf.sums_step, 0.0f);
         for (int64_t tile = block.tile_begin(); tile < block.tile_end(); tile += KEYS) {
             if (tables.any()) bias.fill(call, tables, s, block, tile, !fuxi, false);
@@ -119,12 +140,12 @@ void run_task(const AttentionCall& call, const Task& task, const BiasTables& tab
             run(call, task, s, block, tile, buf, tables, bias, padded);
         }
         if (s.history < s.keys) add_self(call, task, s, block, tables, buf, padded);
-        for (int64_t i = 0; i < heads; ++i)
-            for (int64_t m = 0; m < call.channels; ++m)
-                unpack_rows(buf.sums + i * buf.sums_step + m * ROWS * padded, padded, block.rows, call.value_width,
-                            m ? 1.0f : call.inverse_divisor,
-                            call.out + ((s.q0 + start) * call.channels + m) * v_stride + (task.head_begin + i) * call.value_width,
-                            call.channels * v_stride);
+        const int64_t v_stride = call.heads * call.value_width;
+        for (int64_t m = 0; m < call.channels; ++m)
+            unpack_heads(buf.sums + m * ROWS * padded, buf.sums_step, padded, heads, block.rows, call.value_width,
+                         m ? 1.0f : call.inverse_divisor,
+                         call.out + ((s.q0 + start) * call.channels + m) * v_stride + task.head_begin * call.value_width,
+                         call.channels * v_stride);
     }
 }
 

@@ -100,19 +100,32 @@ SLIPSTREAM_NOINLINE static void pack_transposed(const float* src, int64_t stride
     }
 }
 
+// Asks for rows of a strided matrix ahead of their use: a head's rows lie apart, which the hardware's own prefetching does not follow.
+inline void prefetch_rows(const float* src, int64_t stride, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r, src += stride)
+        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(src + c, 0, 2);
+}
+
+// to[c] = factor * from[c].
+inline void scale_row(const float* __restrict from, int64_t columns, float factor, float* __restrict to) {
+    int64_t c = 0;
+    for (; c + W <= columns; c += W) store(to + c, load(from + c) * factor);
+    for (; c < columns; ++c) to[c] = factor * from[c];
+}
+
 // Rows times `factor`, side by side in `padded` columns, zero-filled.
-SLIPSTREAM_NOINLINE static void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float factor, float* dst,
-                                          int64_t padded) {
+inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float factor, float* dst, int64_t padded) {
     for (int64_t r = 0; r < rows; ++r, src += stride, dst += padded) {
-        for (int64_t c = 0; c < columns; ++c) dst[c] = factor * src[c];
+        scale_row(src, columns, factor, dst);
         for (int64_t c = columns; c < padded; ++c) dst[c] = 0.0f;
     }
 }
 
-// dst[r * stride + c] = factor * src[r * padded + c].
-SLIPSTREAM_NOINLINE static void unpack_rows(const float* src, int64_t padded, int64_t rows, int64_t columns, float factor, float* dst, int64_t stride) {
-    for (int64_t r = 0; r < rows; ++r, src += padded, dst += stride)
-        for (int64_t c = 0; c < columns; ++c) dst[c] = factor * src[c];
+// Every head's rows of scratch, `step` apart from head to head, to where they stand in memory: row by row, so that writes run on.
+SLIPSTREAM_NOINLINE static void unpack_heads(const float* src, int64_t step, int64_t padded, int64_t heads, int64_t rows, int64_t columns,
+                                             float factor, float* dst, int64_t stride) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < heads; ++i) scale_row(src + i * step + r * padded, columns, factor, dst + r * stride + i * columns);
 }
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
