@@ -79,7 +79,7 @@ def test_a_ranking_run_recommends_by_its_first_action(tmp_path, capsys):
     ranking = ["task=ranking", "loss=bce", "tasks.click={column: click}", f"data={store}", "--out", str(tmp_path / "run")]
     assert run_command(["train", "ml-1m-hstu", *TINY, *ranking]) == 0
     assert run_command(["evaluate", str(tmp_path / "run")]) == 0
-    assert "GAUC" in capsys.readouterr().out
+    assert "AUC" in capsys.readouterr().out
     answer = api.Run(tmp_path / "run").recommend(BIG - 1, count=3)
     assert len(answer.items) == 3 and all(0 < score < 1 for score in answer.scores)
 
