@@ -10,6 +10,7 @@ import torch
 
 from slipstream import api, bundle
 from slipstream.cli import run_command
+from slipstream.errors import SlipstreamError
 from slipstream.training.export import load_recommender
 from slipstream.training.recommend import recommend
 
@@ -49,6 +50,9 @@ def test_evaluate_notes_the_test_figures(workplace, capsys):
     assert "NDCG" in capsys.readouterr().out
     assert json.loads((workplace / "run" / "run.json").read_text())["test"]["users"] == 20
     assert run_command(["evaluate", str(workplace / "run"), "--sampled"]) == 0
+    assert run_command(["evaluate", str(workplace / "run"), "--hide-request-time"]) == 0
+    assert run_command(["evaluate", str(workplace / "run"), "--hide-request-time", "--sampled"]) == 1
+    assert json.loads((workplace / "run" / "run.json").read_text())["test_no_request_time"]["users"] == 20
 
 
 def test_recommend_shows_original_ids_and_leaves_seen_items_out(workplace, capsys):
@@ -115,13 +119,14 @@ def test_an_unknown_user_is_one_sentence(workplace, capsys):
 
 
 def test_a_damaged_bundle_is_one_sentence(workplace, tmp_path):
-    with pytest.raises(Exception, match="is not a bundle"):
+    with pytest.raises(SlipstreamError, match="is not a bundle"):
         bundle.read_bundle(tmp_path)
-    (tmp_path / "bundle.json").write_text('{"format": 1}')
-    (tmp_path / "weights.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(Exception, match="cannot be read"):
-        bundle.read_bundle(tmp_path)
-    assert torch.is_tensor(bundle.read_bundle(workplace / "bundle").tensors["tables/item"])
+    good = tmp_path / "good"
+    api.Run(workplace / "run").export(good)
+    assert torch.is_tensor(bundle.read_bundle(good).tensors["tables/item"])
+    (good / "weights.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(SlipstreamError, match="cannot be read"):
+        bundle.read_bundle(good)
 
 
 def test_torchrun_starts_one_rank(workplace, tmp_path):
@@ -139,3 +144,14 @@ def test_users_with_one_and_with_a_hundred_thousand_behaviours_train_together(tm
     assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", store]) == 0
     assert run_command(["train", "ml-1m-hstu", f"data={store}", *TINY, "max_steps=2", "--out", str(tmp_path / "run")]) == 0
     assert api.Run(tmp_path / "run").evaluate()["users"] == 1  # the others are too short to hold anything out
+
+
+def test_a_run_refuses_data_that_changed_since(workplace, tmp_path, capsys):
+    write_log(tmp_path / "log.csv")
+    store, run = str(tmp_path / "store"), str(tmp_path / "run")
+    assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", store]) == 0
+    assert run_command(["train", "ml-1m-hstu", f"data={store}", *TINY, "max_steps=1", "--out", run]) == 0
+    write_log(tmp_path / "log.csv", users=21)
+    assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", store, "--force"]) == 0
+    assert run_command(["recommend", run, "--user", str(BIG)]) == 1
+    assert "trained on other data" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.training.config import Recipe
-from slipstream.training.evaluation import evaluate, evaluate_sampled
+from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import export_recommender
 from slipstream.training.recommend import Recommendation, recommend
 from slipstream.training.recommender import Recommender
@@ -53,14 +53,20 @@ class Run:
         """The weights of the best validation epoch (the newest where nothing was evaluated)."""
         return self._opened[2]
 
-    def evaluate(self, split: Literal["validation", "test"] = "test", *, sampled: bool = False) -> dict[str, float]:
-        """Metrics on a held-out split, noted in run.json; `sampled` is SASRec's old protocol, for comparison only."""
+    def evaluate(
+        self, split: Literal["validation", "test"] = "test", *, protocol: Literal["full", "sampled", "no_request_time"] = "full"
+    ) -> dict[str, float]:
+        """Metrics on a held-out split, noted in run.json.
+
+        `sampled` is SASRec's old protocol, `no_request_time` hides the moment of the request: for comparing retrieval runs.
+        """
         recipe, store, recommender = self._opened
-        if sampled and recipe.task != "retrieval":
-            raise SlipstreamError("the sampled protocol ranks items, so it needs a retrieval run; leave --sampled away")
-        figures = (evaluate_sampled if sampled else evaluate)(recommender, store, recipe, split)
+        if protocol != "full" and recipe.task != "retrieval":
+            raise SlipstreamError(f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it away")
+        judges = {"full": evaluate, "sampled": evaluate_sampled, "no_request_time": evaluate_without_request_time}
+        figures = judges[protocol](recommender, store, recipe, split)
         note = read_json(self.directory / "run.json")
-        note[f"{split}_sampled" if sampled else split] = figures
+        note[split if protocol == "full" else f"{split}_{protocol}"] = figures
         write_json(self.directory / "run.json", note)
         self.report()
         return figures

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.errors import SlipstreamError
 from slipstream.files import read_json
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's directory, for example runs/ml-1m-hstu.", show_default=False)]
@@ -70,11 +71,19 @@ def evaluate(
     sampled: Annotated[
         bool, typer.Option("--sampled", help="SASRec's protocol with 100 random items; flatters, for old tables.")
     ] = False,
+    hide_request_time: Annotated[
+        bool, typer.Option("--hide-request-time", help="Let the query not know when it is asked: what a time_bias next owes to it.")
+    ] = False,
 ) -> None:
     """Evaluate a run's best weights: the whole catalogue ranked, seen items filtered, ties averaged."""
     from slipstream import api
 
-    show_metrics(api.Run(run).evaluate(split, sampled=sampled), f"{run.name}: {split}{', sampled' if sampled else ''}")
+    if sampled and hide_request_time:
+        raise SlipstreamError("--sampled and --hide-request-time are two protocols; choose one")
+    protocol: Literal["full", "sampled", "no_request_time"] = "full"
+    protocol = "sampled" if sampled else "no_request_time" if hide_request_time else protocol
+    title = f"{run.name}: {split}" + {"full": "", "sampled": ", sampled", "no_request_time": ", request time hidden"}[protocol]
+    show_metrics(api.Run(run).evaluate(split, protocol=protocol), title)
 
 
 def recommend(

@@ -6,6 +6,7 @@ each held-out behaviour given all that came before it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
@@ -41,6 +42,19 @@ def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, whic
 
 def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[JaggedBatch]:
     return evaluation_batches(store, which, max_len=recipe.sampler.max_len, batch_size=256, task=recipe.task, holdout=recipe.split)
+
+
+def evaluate_without_request_time(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which) -> dict[str, float]:
+    """Retrieval figures when the query may not know the moment it is asked at: it looks back from its own last behaviour's time.
+
+    Says how much a model with `time_bias: next` owes to the request's time, which models without time never see.
+    """
+    hidden = (
+        replace(batch, next_timestamps_T=torch.where(batch.supervised_T, batch.timestamps_T, batch.next_timestamps_T))
+        for batch in _batches(store, recipe, which)
+    )
+    with torch.no_grad():
+        return evaluate_retrieval(recommender, hidden, store)
 
 
 def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:

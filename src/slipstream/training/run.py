@@ -209,7 +209,13 @@ def open_run(
 ) -> tuple[Recipe, SequenceStore, Recommender]:
     """A trained recommender: the `best` weights (the newest where nothing was evaluated) or the `last`."""
     recipe = read_recipe(run_dir)
-    store = store or SequenceStore.open(read_json(Path(run_dir) / "run.json")["store"]["directory"])
+    trained_on = read_json(Path(run_dir) / "run.json")["store"]
+    store = store or SequenceStore.open(trained_on["directory"])
+    if store.digest != trained_on["digest"]:
+        raise SlipstreamError(
+            f"{run_dir} was trained on other data than {store.directory} holds now, so its rows would mean other items; "
+            "prepare that data again as it was"
+        )
     checkpoints = Path(run_dir) / "checkpoints"
     found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
     if found is None:
