@@ -1,5 +1,6 @@
 """The life of a run through the command line: prepare, train, evaluate, recommend, export, with the real parts."""
 
+import copy
 import csv
 import json
 import subprocess
@@ -10,9 +11,11 @@ import torch
 
 from slipstream import api, bundle
 from slipstream.cli import run_command
+from slipstream.data.sampler import evaluation_batches
 from slipstream.errors import SlipstreamError
 from slipstream.training.export import load_recommender
 from slipstream.training.recommend import recommend
+from slipstream.training.run import open_run
 
 BIG = 2**63 - 1  # original ids go up to here
 TINY = ("model.dim=8", "blocks=1", "heads=1", "epochs=2", "threads=1", "negatives=4", "sampler.batch_size=8")
@@ -155,3 +158,15 @@ def test_a_run_refuses_data_that_changed_since(workplace, tmp_path, capsys):
     assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", store, "--force"]) == 0
     assert run_command(["recommend", run, "--user", str(BIG)]) == 1
     assert "trained on other data" in capsys.readouterr().err
+
+
+def test_a_query_never_knows_the_held_out_item(workplace):
+    recipe, store, recommender = open_run(workplace / "run")
+    changed = copy.copy(store)
+    changed.items_N = store.items_N.copy()
+    changed.items_N[store.offsets_U1[1:] - 1] = 0
+    queries = [
+        torch.cat([recommender.queries_SD(batch) for batch in evaluation_batches(s, "test", max_len=recipe.sampler.max_len)])
+        for s in (store, changed)
+    ]
+    assert torch.equal(*queries) and queries[0].shape[0] == store.num_users
