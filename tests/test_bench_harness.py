@@ -1,6 +1,7 @@
 """The shared part of every benchmark: turns, medians, the JSON, and the command group that finds the benchmarks."""
 
 import json
+import types
 
 import pytest
 import typer
@@ -38,6 +39,19 @@ def test_the_command_finds_every_benchmark():
     command.register(app)
     shown = CliRunner().invoke(app, ["bench", "--help"])
     assert shown.exit_code == 0 and "kernels" in shown.output and "all" in shown.output
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--json", "--quick"], ["--quick", "--json", "-"]])
+def test_json_without_a_file_goes_to_standard_output_alone(monkeypatch, arguments):
+    module = types.SimpleNamespace(
+        __doc__="A demo.", run=lambda quick, path: harness.finish("demo", [], {"quick": float(quick)}, path)
+    )
+    monkeypatch.setattr(command, "benchmarks", lambda: {"demo": module})
+    app = typer.Typer()
+    command.register(app)
+    done = CliRunner().invoke(app, ["bench", "demo", *arguments])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["claims"] == {"quick": float("--quick" in arguments)}
 
 
 def test_peers_of_the_kernel_benchmark_compute_the_same(monkeypatch):

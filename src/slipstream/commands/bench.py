@@ -1,17 +1,24 @@
 """`slipstream bench NAME`: every measured claim as a command. A module of `slipstream.bench` with `run` and a docstring is one."""
 
+import contextlib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable
+from json import dumps
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from slipstream import bench
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the figures and raw samples to this file.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write the figures and raw samples to this file; without a file, to standard output.")
+]
+STANDARD_OUTPUT = Path("-")
 Quick = Annotated[bool, typer.Option("--quick", help="Smaller and shorter: for a first look, not for a claim.")]
 
 
@@ -22,9 +29,24 @@ def benchmarks() -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if hasattr(module, "run") and module.__doc__}
 
 
+class BenchCommand(TyperCommand):
+    """Lets `--json` stand alone, meaning `--json -`: typer itself knows no option with an optional value."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        places = [i for i, arg in enumerate(args) if arg == "--json" and (i + 1 == len(args) or args[i + 1].startswith("--"))]
+        for place in reversed(places):
+            args.insert(place + 1, "-")
+        return super().parse_args(ctx, args)
+
+
 def _command(module: ModuleType) -> Callable[..., None]:
     def command(json: Json = None, quick: Quick = False) -> None:
-        module.run(quick, json)
+        if json != STANDARD_OUTPUT:
+            module.run(quick, json)
+            return
+        with contextlib.redirect_stdout(sys.stderr):  # tables go beside, so that standard output is the JSON alone
+            result = module.run(quick, None)
+        typer.echo(dumps(result, indent=1))
 
     command.__doc__ = module.__doc__
     return command
@@ -35,7 +57,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Measure: each command prints a table and, with --json, writes its figures.")
     found = benchmarks()
     for name, module in found.items():
-        group.command(name)(_command(module))
+        group.command(name, cls=BenchCommand)(_command(module))
 
     @group.command("all")
     def run_all(quick: Quick = False) -> None:
