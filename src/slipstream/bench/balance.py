@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slipstream.bench import balance_ranks
+from slipstream.bench.harness import note
 from slipstream.data.balance import Balance, Cost, assign, imbalance
 from slipstream.data.catalogue import ENTRIES
 from slipstream.data.store import META, SequenceStore
@@ -117,9 +118,11 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         if lengths is None:
             absent.append(name)
             continue
+        note(f"sharing {name}")
         for per_rank in (PER_RANK, MANY_PER_RANK) if name == UNCAPPED else (PER_RANK,):
             for world_size in RANKS:
                 rows += [{"lengths": name} | row for row in measure(lengths, world_size, per_rank, steps, cost)]
+    note("measuring two real ranks")
     measured = balance_ranks.measure(quick)
     result = {
         "bench": "balance",

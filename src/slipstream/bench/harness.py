@@ -53,6 +53,11 @@ def interleave(variants: Mapping[str, Callable[[], object]], *, repeats: int, wa
     return samples
 
 
+def note(text: str) -> None:
+    """Says on standard error what is being done now: some of these runs take minutes."""
+    Console(stderr=True, highlight=False).print(f"{text} …", style="dim")
+
+
 def median(samples: Sequence[float]) -> float:
     """The middle sample."""
     return statistics.median(samples)

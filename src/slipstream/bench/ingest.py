@@ -97,12 +97,16 @@ def _repeat(variant: str, log: Path, out: Path) -> dict[str, Any]:
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     """Measure, print a table, write the JSON of a benchmark if asked for."""
+    from slipstream.bench.harness import note  # here, because a measured child must not load torch
+
     rows, repeats = (QUICK_ROWS, QUICK_REPEATS) if quick else (ROWS, REPEATS)
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as scratch:
         log = Path(scratch) / "log"
+        note(f"writing a log of {rows:,} rows")
         write_log(log, rows)
         for repeat in range(repeats + 1):
+            note(f"measuring round {repeat} of {repeats}" if repeat else "warming up")
             for name in VARIANTS:
                 out = Path(scratch) / "out"
                 sample = _repeat(name, log, out)

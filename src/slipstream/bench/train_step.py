@@ -26,7 +26,7 @@ from rich.table import Table
 
 from slipstream.bench import negative_memory
 from slipstream.bench.balance import real_lengths
-from slipstream.bench.harness import machine, matmul_peak, median, spread
+from slipstream.bench.harness import machine, matmul_peak, median, note, spread
 from slipstream.bench.padded_baseline import PaddedBatch, PaddedStep
 from slipstream.bench.step_samples import JaggedStep, batch_of, movielens_like_lengths
 from slipstream.config import load_recipe
@@ -219,10 +219,13 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
     try:
         peak, load = Peak(), os.getloadavg()[0]
+        note("measuring the ML-1M step against padded PyTorch")
         steps = measure_movielens(3 if quick else 7, peak)
+        note("measuring the memory of negatives")
         memory = measure_memory(1 if quick else 5)
         sizes = []
         for shape in QUICK if quick else FULL:
+            note(f"measuring a whole step of {shape.name}")
             sizes.append(measure_shape(shape, peak))
             gc.collect()
         result = {
