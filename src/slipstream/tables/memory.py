@@ -48,7 +48,7 @@ class MemoryTable:
     ) -> None:
         if num_rows < 1 or dim < 1:
             raise ValueError(f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}")
-        self.name, self.num_rows, self.dim, self.rule = name, num_rows, dim, rule
+        self.name, self.num_rows, self.dim, self.rule, self.dtype = name, num_rows, dim, rule, dtype
         self.weights_ND = torch.empty(num_rows, dim, dtype=dtype)
         for start in range(0, num_rows, _BIRTH_CHUNK):
             keys = torch.arange(start, min(start + _BIRTH_CHUNK, num_rows))
