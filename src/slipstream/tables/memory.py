@@ -103,6 +103,13 @@ class MemoryTable:
     def flush(self) -> None:
         """Nothing to do: memory has no file."""
 
+    def flush_with(self, companion: State) -> None:
+        """Nothing to do: memory has no file."""
+
+    def companion(self) -> State:
+        """Nothing was ever flushed."""
+        return {}
+
     def close(self) -> None:
         """Nothing to let go of."""
 
