@@ -4,6 +4,8 @@ One message per peer and per swap, whatever it holds; the buffers grow to the la
 time: work that should overlap takes lanes on different groups (`Lane(other_group)`), each used by one thread.
 """
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -43,6 +45,16 @@ class Lane:
         )
         return received
 
+    def share(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Everybody's tensors, in rank order; their first axes may differ between ranks. Counts first, then one message per peer."""
+        counts_WC = self.gather_counts(torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)).tolist()
+        mine = torch.cat([torch.empty(0, dtype=torch.uint8), *(_bytes(tensor) for tensor in tensors)])
+        sizes = [sum(n * _row_bytes(tensor) for n, tensor in zip(row, tensors, strict=True)) for row in counts_WC]
+        sent = self.buffer("shared out", mine.numel() * self.world, torch.uint8)
+        sent.view(self.world, mine.numel()).copy_(mine)
+        arrived = self.swap(sent, [mine.numel()] * self.world, sizes, "shared").split(sizes)
+        return [_unpack(message, row, tensors) for message, row in zip(arrived, counts_WC, strict=True)]
+
     def gather_counts(self, counts_C: torch.Tensor) -> torch.Tensor:
         """[world, C]: everybody's counts."""
         gathered_WC = torch.empty(self.world, counts_C.numel(), dtype=counts_C.dtype)
@@ -53,3 +65,18 @@ class Lane:
         """In place: the sum over the ranks, the same bits on all of them."""
         dist.all_reduce(values, group=self.group)
         return values
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape[1:]) * tensor.element_size()
+
+
+def _unpack(message: torch.Tensor, counts: list[int], like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """One rank's tensors out of its message; copies, so that each is aligned and outlives the buffer."""
+    sizes = [count * _row_bytes(tensor) for count, tensor in zip(counts, like, strict=True)]
+    parts = zip(message.split(sizes), counts, like, strict=True)
+    return [part.clone().view(tensor.dtype).view(count, *tensor.shape[1:]) for part, count, tensor in parts]
