@@ -3,16 +3,19 @@
 `plain_loop` and `stale_loop` are the oracles: written by hand, without buffers, lanes or schedules.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from slipstream.pipeline.work import Micro
-from slipstream.tables.collection import TableCollection
+from slipstream.tables.collection import TableCollection, add
+from slipstream.tables.exchange import Exchange
+from slipstream.tables.lanes import Lane
 from slipstream.tables.memory import MemoryTable
 from slipstream.tables.rules import RowRule, RowwiseAdagrad, RowwiseAdam
+from slipstream.tables.slices import Placement
 
 DIM = 4
 RULES = {"adagrad": RowwiseAdagrad(), "adam": RowwiseAdam()}
@@ -40,9 +43,10 @@ class Problem:
         return {"items": torch.from_numpy(keys), "users": torch.from_numpy(users), "targets": torch.from_numpy(targets).to(self.dtype)}
 
 
-def make_tables(problem: Problem, rule: RowRule) -> dict[str, Any]:
-    """The memory tier; other tiers stand in tests of their own."""
-    return {name: MemoryTable(name, rows, DIM, rule, seed=5, init_scale=0.5, dtype=problem.dtype) for name, rows in ROWS.items()}
+def make_tables(problem: Problem, rule: RowRule, *, world: int = 1, rank: int = 0) -> dict[str, Any]:
+    """The memory tier, whole or this rank's part."""
+    options: dict[str, Any] = {"seed": 5, "init_scale": 0.5, "dtype": problem.dtype, "placement": Placement(world), "rank": rank}
+    return {name: MemoryTable(name, rows, DIM, rule, **options) for name, rows in ROWS.items()}
 
 
 @dataclass
@@ -88,8 +92,9 @@ class SmallWork:
         predicted_S = (items_SLD.sum(1) @ self.matrix * users_SD).sum(1)
         return ((predicted_S - micro.content["targets"]) ** 2).sum()
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return [self.matrix]
+    def sum_dense(self, everybody: Lane | None) -> None:
+        if everybody is not None:
+            self.matrix.grad = everybody.sum_(torch.zeros_like(self.matrix) if self.matrix.grad is None else self.matrix.grad)
 
     def step_dense(self, step: int) -> None:
         self.optimizer.step()
@@ -99,30 +104,61 @@ class SmallWork:
         return 0.1 / (1 + 0.01 * step)
 
 
-def outcome(work: SmallWork, tables: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Everything that was trained: dense weights and momentum, rows and their state."""
+def outcome(work: SmallWork, tables: dict[str, Any], world: int = 1, rank: int = 0) -> dict[str, torch.Tensor]:
+    """Everything that was trained: dense weights and momentum, this rank's rows and their state."""
     found = {"matrix": work.matrix.detach().clone()}
     found |= {f"momentum {i}": state["momentum_buffer"].clone() for i, state in enumerate(work.optimizer.state.values())}
     for name, rows in ROWS.items():
-        read = tables[name].read(torch.arange(rows))
+        keys = torch.arange(rows)
+        read = tables[name].read(keys[Placement(world).owner_of(keys) == rank])
         found |= {f"{name} weights": read.weights_UD, **{f"{name} {key}": value for key, value in read.state.items()}}
     return found
 
 
-def plain_loop(problem: Problem, rule: RowRule, micro_batches: int = 1, tables: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Gather, forward, backward, apply, step."""
+@dataclass
+class Together:
+    """What the plain loop needs of other ranks."""
+
+    exchange: Exchange
+    everybody: Lane | None = None
+    replicas: Any = None
+
+
+def plain_loop(
+    problem: Problem,
+    rule: RowRule,
+    micro_batches: int = 1,
+    tables: dict[str, Any] | None = None,
+    together: Together | None = None,
+    data_steps: int | None = None,
+) -> tuple[SmallWork, dict[str, Any]]:
+    """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on with empty batches."""
     work, tables = SmallWork(problem), tables or make_tables(problem, rule)
-    collection = TableCollection(list(tables.values()))
+    together = together or Together(Exchange(tables))
+    exchange = together.exchange
     for step in range(problem.steps):
-        micros, lent = work.cut(work.next_batch(), step, micro_batches), []
+        batch = work.next_batch() if data_steps is None or step < data_steps else None
+        micros, lent = work.cut(batch, step, micro_batches), []
         count = sum(micro.count for micro in micros)
+        if together.everybody is not None:
+            count = int(together.everybody.sum_(torch.tensor([count]))[0])
         for micro in micros:
-            lent.append(collection.lookup(micro.keys))
+            route = exchange.route(micro.keys)
+            lent.append(exchange.answer(route, {name: tables[name].gather(owned) for name, owned in route.owned.items()}))
             if micro.content is not None:
                 (work.loss(micro, step, lent[-1]) / count).backward()
-        collection.apply(lent, work.table_lr(step))
+        collected = add([exchange.collect(lookups.route, lookups) for lookups in lent])
+        if together.replicas is not None:
+            collected = together.replicas.before_update(collected)
+        for name, (keys, grads) in collected.items():
+            tables[name].apply(keys, grads, work.table_lr(step))
+        work.sum_dense(together.everybody)
         work.step_dense(step)
-    return outcome(work, tables)
+    return work, tables
+
+
+def plain_outcome(problem: Problem, rule: RowRule, micro_batches: int = 1, **options: Any) -> dict[str, torch.Tensor]:
+    return outcome(*plain_loop(problem, rule, micro_batches, **options))
 
 
 def stale_loop(problem: Problem, rule: RowRule, staleness: int, micro_batches: int = 1) -> dict[str, Any]:
@@ -155,7 +191,3 @@ def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         for name in one
         if not torch.equal(one[name], other[name])
     }
-
-
-def on_rank(problem: Problem, rank: int) -> Problem:
-    return replace(problem, rank=rank)

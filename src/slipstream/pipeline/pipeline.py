@@ -1,6 +1,6 @@
 """A training run as a pipeline: the stages of `slipstream.pipeline.schedule` bound to a work, its tables and its exchange.
 
-    with Pipeline(make_schedule("nested"), work, tables, exchange) as pipeline:
+    with Pipeline(make_schedule("nested"), work, tables, Peers(exchange)) as pipeline:
         for done in pipeline.steps():
             ...                       # done.step, done.loss_sum, done.count
             with pipeline.settled():  # rows are in the tables, and nobody touches these meanwhile
@@ -25,8 +25,8 @@ from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.refusals import refuse
 from slipstream.pipeline.schedule import Lane, Schedule
 from slipstream.pipeline.trace import Trace
-from slipstream.pipeline.work import Micro, Route, Work
-from slipstream.tables.collection import Lookups
+from slipstream.pipeline.work import Micro, Work
+from slipstream.tables.exchange import Lookups, Route
 from slipstream.tables.tier import Tier
 
 
@@ -48,8 +48,10 @@ class _Step:
     micros: list[Micro]
     count: int = 0
     routes: list[Route] = field(default_factory=list)
-    keys: dict[str, torch.Tensor] = field(default_factory=dict)  # table -> unique ascending keys of the whole step
-    places: list[dict[str, torch.Tensor]] = field(default_factory=list)  # per micro-batch: places of its owned keys in `keys`
+    own: dict[str, torch.Tensor] = field(default_factory=dict)  # table -> unique ascending keys this rank is asked for
+    keys: dict[str, torch.Tensor] = field(default_factory=dict)  # and those it moves: with replicas also what others are asked for
+    own_places: list[dict[str, torch.Tensor]] = field(default_factory=list)  # per micro-batch: its owned keys' places in `own`
+    places: list[dict[str, torch.Tensor]] = field(default_factory=list)  # and in `keys`
     origins: dict[str, hazards.Sources] = field(default_factory=dict)
     buffers: dict[str, RowBuffer] = field(default_factory=dict)
     lookups: dict[int, Lookups] = field(default_factory=dict)
@@ -139,10 +141,10 @@ class Pipeline:
         now.routes = [self.peers.keys.route(each.keys) for each in now.micros]
         for name in now.routes[0].owned:
             owned = [route.owned[name] for route in now.routes]
-            now.keys[name] = self.peers.union(owned[0] if len(owned) == 1 else torch.unique(torch.cat(owned)))
-        now.places = [
-            {name: torch.searchsorted(now.keys[name], owned_O) for name, owned_O in route.owned.items()} for route in now.routes
-        ]
+            now.own[name] = owned[0] if len(owned) == 1 else torch.unique(torch.cat(owned))
+        now.keys = self.peers.union(now.own)
+        now.own_places = [_places(route, now.own) for route in now.routes]
+        now.places = now.own_places if self.peers.replicas == 1 else [_places(route, now.keys) for route in now.routes]
 
     def _retrieve(self, step: int, micro: int) -> None:
         now = self._steps[step]
@@ -182,7 +184,7 @@ class Pipeline:
         now = self._steps[step]
         collected = self.peers.gradients.collect(now.routes[micro], now.lookups.pop(micro))
         for name, (_, grads_OD) in collected.items():
-            places_O, whole = now.places[micro][name], now.keys[name].numel()
+            places_O, whole = now.own_places[micro][name], now.own[name].numel()
             if name not in now.grads and places_O.numel() == whole:
                 now.grads[name] = grads_OD
             else:
@@ -191,7 +193,10 @@ class Pipeline:
 
     def _reduce(self, step: int, micro: int) -> None:
         now = self._steps[step]
-        now.loss_sum = self.peers.sum_dense(self.work.parameters(), 0.0 if now.loss is None else float(now.loss))
+        summed = self.peers.sum_replicas({name: (now.own[name], grads_UD) for name, grads_UD in now.grads.items()})
+        now.grads = {name: grads_UD for name, (_, grads_UD) in summed.items()}
+        self.work.sum_dense(self.peers.everybody)
+        now.loss_sum = self.peers.sum_loss(0.0 if now.loss is None else float(now.loss))
 
     def _update(self, step: int, micro: int) -> None:
         now = self._steps[step]
@@ -205,3 +210,7 @@ class Pipeline:
             self.tables[name].write(buffer.keys_U, buffer.rows())
         for old in [each for each in self._steps if hazards.kept_until(self.schedule, each) <= step and each < step]:
             del self._steps[old]
+
+
+def _places(route: Route, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.searchsorted(keys[name], owned_O) for name, owned_O in route.owned.items()}

@@ -9,7 +9,7 @@ A step's stages, in the order data passes them:
     answer       a micro-batch's rows to those who asked
     compute      forward and backward of a micro-batch
     collect      a micro-batch's row gradients back to the owners
-    reduce       dense gradients summed over ranks
+    reduce       gradients summed over ranks: rows over replicas, dense ones over everybody
     refresh      (stale schedules only) rows moved since they were lent, copied before they are moved again
     update       one optimiser step: dense parameters, and rows inside the buffer
     write        the buffer's rows and state back into the tables
@@ -116,7 +116,7 @@ def _stages(*, load: int, route: int, retrieve: int, lend: int = 0, micro_ahead:
         Stage("answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True),
         Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True),
         Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
-        Stage("reduce", Lane.GRADIENTS, (After("compute"),)),
+        Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
     ]
     ready = (After("collect"), After("reduce"))
     if lend:

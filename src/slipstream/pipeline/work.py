@@ -1,4 +1,4 @@
-"""What the pipeline asks of those who use it: the work of a step, the tables, and the exchange between ranks.
+"""What the pipeline asks of those who use it: the work of a step.
 
 The pipeline knows nothing of models, losses or samplers. The training room implements `Work`; tests implement it in a few lines.
 """
@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from slipstream.tables.collection import Lookups
+from slipstream.tables.exchange import Lookups
+from slipstream.tables.lanes import Lane
 
 Keys = Mapping[str, Sequence[torch.Tensor]]
 
@@ -43,8 +44,8 @@ class Work(Protocol):
         """Compute lane: the loss summed (never averaged) over the supervised tokens."""
         ...
 
-    def parameters(self) -> Sequence[torch.nn.Parameter]:
-        """The dense parameters, whose gradients are summed over ranks."""
+    def sum_dense(self, everybody: Lane | None) -> None:
+        """Gradients lane: sum the dense gradients over all ranks, in place (None: there is one rank)."""
         ...
 
     def step_dense(self, step: int) -> None:
@@ -54,20 +55,3 @@ class Work(Protocol):
     def table_lr(self, step: int) -> float:
         """The learning rate of the rows at this step."""
         ...
-
-
-class Route(Protocol):
-    """Where the keys of a micro-batch went."""
-
-    @property
-    def owned(self) -> Mapping[str, torch.Tensor]: ...
-
-
-class Exchange(Protocol):
-    """Keys, rows and gradients between those who need rows and those who own them."""
-
-    def route(self, keys: Keys) -> Any: ...
-
-    def answer(self, route: Any, owned_rows: Mapping[str, torch.Tensor]) -> Lookups: ...
-
-    def collect(self, route: Any, lookups: Lookups) -> dict[str, tuple[torch.Tensor, torch.Tensor]]: ...
