@@ -11,20 +11,22 @@ import torch
 
 from slipstream.ops.rows import coalesce, unique_keys
 from slipstream.tables.exchange import Exchange, Gradients, Lookup, Lookups, gradient
-from slipstream.tables.memory import MemoryTable
+from slipstream.tables.replicas import Replicas
 from slipstream.tables.rules import State
+from slipstream.tables.tier import CHUNK, Tier
 
 __all__ = ["Lookup", "Lookups", "TableCollection", "combine"]
 
 
 class TableCollection:
-    """The tables of one model, by name; `exchange` connects the parts of many ranks."""
+    """The tables of one model, by name; `exchange` connects the ranks that share them, `replicas` the groups that hold copies."""
 
-    def __init__(self, tables: Sequence[MemoryTable], exchange: Exchange | None = None) -> None:
+    def __init__(self, tables: Sequence[Tier], exchange: Exchange | None = None, replicas: Replicas | None = None) -> None:
         self.tables = {table.name: table for table in tables}
         self.exchange = exchange or Exchange(self.tables)
+        self.replicas = replicas
 
-    def __getitem__(self, name: str) -> MemoryTable:
+    def __getitem__(self, name: str) -> Tier:
         return self.tables[name]
 
     def lookup(self, keys: Mapping[str, Sequence[torch.Tensor]]) -> Lookups:
@@ -35,8 +37,31 @@ class TableCollection:
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
         """One optimiser step from the gradients the lookups have collected; several lookups (micro-batches) count as one step."""
         steps = [lookups] if isinstance(lookups, Lookups) else lookups
-        for name, (keys_O, grads_OD) in add([self.exchange.collect(each.route, each) for each in steps]).items():
-            self.tables[name].apply(keys_O, grads_OD, lr)
+        self.update(add([self.exchange.collect(each.route, each) for each in steps]), lr)
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        """One optimiser step from collected gradients; replicas agree on them first. Collective where there are replicas."""
+        if self.replicas is not None:
+            gradients, lr = self.replicas.before_update(gradients), lr * self.replicas.lr_factor
+        for name, (keys_O, grads_OD) in gradients.items():
+            if keys_O.numel():
+                self.tables[name].apply(keys_O, grads_OD, lr)
+        if self.replicas is not None:
+            self.replicas.after_update(self.tables, gradients)
+
+    def settle(self) -> None:
+        """Make replicas that differ on purpose equal: before rows are saved or judged. Collective."""
+        if self.replicas is not None:
+            self.replicas.settle(self.tables)
+
+    def all_rows(self, name: str) -> torch.Tensor:
+        """The weights of rows 0 … num_rows - 1, wherever they live: read only. Collective."""
+        table = self.tables[name]
+        if self.exchange.keeps_whole(name):
+            return table.all_rows()
+        assert table.num_rows is not None
+        parts = torch.arange(table.num_rows).split(CHUNK)
+        return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
 
     def state_dict(self) -> State:
         """Every table's weights and state, flat: `table/weights`, `table/state.…`."""

@@ -10,28 +10,17 @@ lookups stay local and its gradients are summed over the ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from slipstream.ops.rows import coalesce, take_rows, unique_keys
 from slipstream.tables.lanes import Lane
-from slipstream.tables.rules import RowRule
 from slipstream.tables.slices import Placement
+from slipstream.tables.tier import Tier, check_keys
 from slipstream.tables.transport import Transport
 
 Gradients = dict[str, tuple[torch.Tensor, torch.Tensor]]  # table -> (keys_O ascending, grads_OD)
-
-
-class Described(Protocol):
-    """What the exchange must know of a table."""
-
-    name: str
-    dim: int
-    num_rows: int | None
-    rule: RowRule
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -78,15 +67,21 @@ class Lookups(dict[str, Lookup]):
 class Exchange:
     """The exchange of `tables` within one group of ranks (`group=None`: one rank)."""
 
-    def __init__(
-        self, tables: Mapping[str, Described], group: dist.ProcessGroup | None = None, *, transport: str = "exact"
-    ) -> None:
+    def __init__(self, tables: Mapping[str, Tier], group: dist.ProcessGroup | None = None, *, transport: str = "exact") -> None:
         self.tables = dict(tables)
         self.lane = None if group is None or dist.get_world_size(group) == 1 else Lane(group)
         self.placement = Placement(1 if self.lane is None else self.lane.world)
         self.rank = 0 if self.lane is None else self.lane.rank
         self._sharded = [name for name, table in self.tables.items() if not table.rule.moves_untouched_rows]
         self.transport = Transport(transport, [self.tables[name].dtype for name in self._sharded])
+
+    def replicates(self, name: str) -> bool:
+        """Whether every rank keeps a table whole because its rule moves all rows."""
+        return name not in self._sharded
+
+    def keeps_whole(self, name: str) -> bool:
+        """Whether this rank holds all rows of a table."""
+        return self.lane is None or self.replicates(name)
 
     def on(self, group: dist.ProcessGroup) -> "Exchange":
         """The same exchange over another process group of the same ranks: a lane of its own, for another thread."""
@@ -145,9 +140,9 @@ class Exchange:
                 collected[name] = (lookups[name].unique_U, self.lane.sum_(gradient(lookups[name]).contiguous()))
         return collected
 
-    def _distinct(self, table: Described, lists: list[torch.Tensor]) -> Asked:
+    def _distinct(self, table: Tier, lists: list[torch.Tensor]) -> Asked:
         for keys in lists:
-            check_keys(table, keys)
+            check_keys(table.name, table.num_rows, keys)
         if table.rule.moves_untouched_rows:  # the update reads every row anyway, so the keys are their own places
             assert table.num_rows is not None
             return Asked(torch.arange(table.num_rows), lists)
@@ -227,18 +222,6 @@ def distinct(lists: list[torch.Tensor], num_rows: int | None) -> tuple[torch.Ten
         return unique_U, lists
     places_N = used_N.cumsum(0) - 1
     return unique_U, [places_N.index_select(0, keys.reshape(-1)).view(keys.shape) for keys in lists]
-
-
-def check_keys(table: Described, keys: torch.Tensor) -> None:
-    """Keys are int64, not negative, and inside a table that has an end."""
-    if keys.dtype != torch.int64:
-        raise TypeError(f"keys of table '{table.name}' must be int64, got {keys.dtype}")
-    if keys.numel():
-        low, high = (int(bound) for bound in keys.aminmax())
-        if table.num_rows is None and low < 0:
-            raise IndexError(f"table '{table.name}' takes keys from 0 to 2^63-1, but a key is {low}")
-        if table.num_rows is not None and (low < 0 or high >= table.num_rows):
-            raise IndexError(f"table '{table.name}' has rows 0 … {table.num_rows - 1}, but a key is {low if low < 0 else high}")
 
 
 def gradient(lookup: Lookup) -> torch.Tensor:

@@ -46,7 +46,7 @@ class Lane:
         return received
 
     def share(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Everybody's tensors, in rank order; their first axes may differ between ranks. Counts first, then one message per peer."""
+        """Everybody's tensors, in rank order; first axes may differ between ranks. Counts first, then one message per peer."""
         counts_WC = self.gather_counts(torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)).tolist()
         mine = torch.cat([torch.empty(0, dtype=torch.uint8), *(_bytes(tensor) for tensor in tensors)])
         sizes = [sum(n * _row_bytes(tensor) for n, tensor in zip(row, tensors, strict=True)) for row in counts_WC]
@@ -57,9 +57,9 @@ class Lane:
 
     def gather_counts(self, counts_C: torch.Tensor) -> torch.Tensor:
         """[world, C]: everybody's counts."""
-        gathered_WC = torch.empty(self.world, counts_C.numel(), dtype=counts_C.dtype)
-        dist.all_gather_into_tensor(gathered_WC, counts_C.contiguous(), group=self.group)
-        return gathered_WC
+        gathered = torch.empty(self.world * counts_C.numel(), dtype=counts_C.dtype)
+        dist.all_gather_into_tensor(gathered, counts_C.contiguous(), group=self.group)
+        return gathered.view(self.world, -1)
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
         """In place: the sum over the ranks, the same bits on all of them."""

@@ -9,6 +9,7 @@ since then are averaged over the groups, weights and state. Cheaper between grou
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,17 +25,28 @@ from slipstream.tables.tier import Rows, Tier
 class Replicas(Protocol):
     """How the replicas of a table stay together."""
 
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate of the rows is multiplied by."""
+        ...
+
     def before_update(self, gradients: Gradients) -> Gradients:
         """What this replica's owners apply, from what they collected. Collective over the replicas."""
         ...
 
-    def after_update(self, tables: dict[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
         """Called after each step's update. Collective over the replicas."""
+        ...
+
+    def settle(self, tables: Mapping[str, Tier]) -> None:
+        """Make the replicas equal now. Collective over the replicas."""
         ...
 
 
 class SummedGradients:
     """Exact replicas: gradients are summed over the groups before any row moves."""
+
+    lr_factor = 1.0
 
     def __init__(self, lane: Lane, whole_tables: frozenset[str] = frozenset()) -> None:
         self.lane, self.whole_tables = lane, whole_tables
@@ -53,33 +65,34 @@ class SummedGradients:
             summed[name] = (union_U, coalesce(grads_TD, inverse_T, union_U.numel()))
         return summed
 
-    def after_update(self, tables: dict[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
         """Nothing: the replicas moved alike."""
+
+    def settle(self, tables: Mapping[str, Tier]) -> None:
+        """Nothing: they are equal."""
 
 
 class AveragedWeights:
     """Inexact replicas: own updates, and every `every` steps the mean of the touched rows over the groups."""
 
-    def __init__(self, lane: Lane, every: int, whole_tables: frozenset[str] = frozenset()) -> None:
+    def __init__(self, lane: Lane, every: int, lr_factor: float = 1.0) -> None:
         if every < 1:
             raise ValueError(f"replicas are averaged every 1, 2, … steps, got {every}")
-        if whole_tables:
-            raise ValueError(f"tables {sorted(whole_tables)} move every row at every step; sum their gradients instead")
-        self.lane, self.every, self._since = lane, every, 0
+        self.lane, self.every, self.lr_factor, self._since = lane, every, lr_factor, 0
         self._touched: dict[str, list[torch.Tensor]] = {}
 
     def before_update(self, gradients: Gradients) -> Gradients:
         """This group's own mean gradient: what it holds is its share of the mean over all groups."""
         return {name: (keys_O, grads_OD * self.lane.world) for name, (keys_O, grads_OD) in gradients.items()}
 
-    def after_update(self, tables: dict[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
         for name, (keys_O, _) in touched.items():
             self._touched.setdefault(name, []).append(keys_O)
         self._since += 1
         if self._since == self.every:
-            self.average(tables)
+            self.settle(tables)
 
-    def average(self, tables: dict[str, Tier]) -> None:
+    def settle(self, tables: Mapping[str, Tier]) -> None:
         """Replicas hold the same rows again: the mean of weights and moments, the largest of counts. Collective."""
         self._since = 0
         nothing = torch.empty(0, dtype=torch.int64)
@@ -99,12 +112,12 @@ def _mean(versions: list[torch.Tensor]) -> torch.Tensor:
     return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
 
-def rescaled_for_averaging(rule: RowRule, lr: float, groups: int) -> tuple[RowRule, float]:
-    """Row-wise Adagrad as 2D sparse parallelism runs it: lr / (sqrt(sum / groups) + eps).
+def rescaled_for_averaging(rule: RowRule, groups: int) -> tuple[RowRule, float]:
+    """Row-wise Adagrad as 2D sparse parallelism runs it, lr / (sqrt(sum / groups) + eps), as a plain rule and a factor of lr.
 
-    A group's own gradient is noisier than the mean over the groups, so its accumulator grows about `groups` times as fast; dividing it
-    restores the step. Written as the plain rule: lr * sqrt(groups) / (sqrt(sum) + eps * sqrt(groups)). Other rules stay as they are.
+    A group's own gradient is noisier than the mean over the groups, so its accumulator grows about `groups` times as fast; dividing
+    it restores the step. It equals lr * sqrt(groups) / (sqrt(sum) + eps * sqrt(groups)). Other rules stay as they are.
     """
     if not isinstance(rule, RowwiseAdagrad):
-        return rule, lr
-    return replace(rule, eps=rule.eps * math.sqrt(groups)), lr * math.sqrt(groups)
+        return rule, 1.0
+    return replace(rule, eps=rule.eps * math.sqrt(groups)), math.sqrt(groups)

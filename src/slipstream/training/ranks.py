@@ -165,9 +165,7 @@ def joined(mesh: str, timeout_seconds: float) -> Iterator[Ranks]:
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore("slipstream/group", store), rank=rank, world_size=world, timeout=timeout
-    )
+    dist.init_process_group("gloo", store=dist.PrefixStore("slipstream/group", store), rank=rank, world_size=world, timeout=timeout)
     watch = Watch(store, rank, world)
     try:
         yield arrange(mesh, timeout)

@@ -1,7 +1,7 @@
 """Knows when a rank is gone, and which one: every rank shows a sign of life in the job's store, and looks for its neighbour's.
 
 A rank that dies breaks the connections of the others, and their next collective fails at once, without a name; `who_is_lost` then
-finds the rank whose signs have stopped, or that said why it ends. A rank that merely stops answering breaks nothing: after `SILENCE`
+finds the rank whose signs have stopped, or that said why it ends. A rank that only stops answering breaks nothing: after `SILENCE`
 seconds without a sign its neighbour tells everybody, and processes that are still stuck in a collective are ended.
 """
 
@@ -29,7 +29,7 @@ class Watch:
         self, store: dist.Store, rank: int, world: int, *, silence: float = SILENCE, end: Callable[[str], None] | None = None
     ) -> None:
         self.rank, self.world, self.silence = rank, world, silence
-        self._store = dist.PrefixStore("slipstream/watch", store.clone())
+        self._store = dist.PrefixStore("slipstream/watch", store.clone())  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=10))
         self._end = end or end_process
         self._closed, self._lock = threading.Event(), threading.Lock()
@@ -107,5 +107,9 @@ class Watch:
 
 def end_process(sentence: str) -> None:
     """The last resort: the main thread is stuck in a collective that will never end."""
-    print(f"error: {sentence}; this job ends, run the same command again to go on from the last checkpoint", file=sys.stderr, flush=True)
+    print(
+        f"error: {sentence}; this job ends, run the same command again to go on from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(1)
