@@ -4,6 +4,7 @@ Ranks stand in a mesh of replicas x shards (rank = replica * shards + shard). Ke
 each used by one lane in one fixed order, so they overlap without ever being confused. Alone, everything is the identity.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +17,8 @@ from slipstream.tables.exchange import Exchange, Gradients
 from slipstream.tables.lanes import Lane as Wire
 from slipstream.tables.replicas import SummedGradients
 
+_CUTTING = threading.Lock()  # torch keeps its groups in plain dictionaries
+
 
 class Peers:
     """One rank's view. With `world` > 1 it is collective to build: all ranks of the default group, in the same order."""
@@ -26,44 +29,47 @@ class Peers:
         self.alone, self.replicas = world == 1, replicas
         self.keys = self.rows = self.gradients = exchange
         self.everybody: Wire | None = None  # of the gradients lane
-        self._groups: dict[Lane, list[dist.ProcessGroup]] = {}
+        self._wires: dict[Lane, list[Wire]] = {}
         if self.alone:
             return
         places = torch.arange(world).view(replicas, world // replicas)
 
-        def group(members: Sequence[Sequence[int]], lane: Lane) -> dist.ProcessGroup:
+        def group(members: Sequence[Sequence[int]]) -> dist.ProcessGroup:
             """This rank's of several groups that all ranks make together."""
             made = [(dist.new_group(list(row), timeout=timeout), dist.get_rank() in row) for row in members]
-            mine = next(each for each, inside in made if inside)
-            self._groups.setdefault(lane, []).append(mine)
-            return mine
+            return next(each for each, inside in made if inside)
+
+        def wire(members: Sequence[Sequence[int]], lane: Lane) -> Wire:
+            self._wires.setdefault(lane, []).append(Wire(group(members)))
+            return self._wires[lane][-1]
 
         everybody, shards, copies = [list(range(world))], places.tolist(), places.T.tolist()
-        self._agreement = Wire(group(everybody, Lane.NETWORK))
-        self.everybody = Wire(group(everybody, Lane.GRADIENTS))
+        self._agreement = wire(everybody, Lane.NETWORK)
+        self.everybody = wire(everybody, Lane.GRADIENTS)
         if world > replicas:
-            self.keys, self.rows, self.gradients = (
-                exchange.on(group(shards, lane)) for lane in (Lane.NETWORK, Lane.ROWS, Lane.GRADIENTS)
-            )
+            self.keys, self.rows, self.gradients = (exchange.on(group(shards)) for _ in range(3))
+            for lane, twin in zip((Lane.NETWORK, Lane.ROWS, Lane.GRADIENTS), (self.keys, self.rows, self.gradients), strict=True):
+                if twin.lane is not None:
+                    self._wires.setdefault(lane, []).append(twin.lane)
         if replicas > 1:
-            self._replica_keys = Wire(group(copies, Lane.NETWORK))
-            self._replica_sums = SummedGradients(Wire(group(copies, Lane.GRADIENTS)))
+            self._replica_keys = wire(copies, Lane.NETWORK)
+            self._replica_sums = SummedGradients(wire(copies, Lane.GRADIENTS))
 
     @property
     def give_up(self) -> Mapping[Lane, Callable[[], None]]:
         """What a network lane does when it leaves after an error: it closes its groups, so that peers in them fail instead of waiting."""
 
-        def closing(groups: list[dist.ProcessGroup]) -> Callable[[], None]:
-            return lambda: [_abort(group) for group in groups] and None
+        def closing(wires: list[Wire]) -> Callable[[], None]:
+            return lambda: [_cut(wire) for wire in wires] and None
 
-        return {lane: closing(groups) for lane, groups in self._groups.items()}
+        return {lane: closing(wires) for lane, wires in self._wires.items()}
 
-    def agree(self, count: int, going_on: bool) -> tuple[int, int]:
-        """Keys lane: the supervised tokens of the step, and how many ranks still have data."""
+    def agree(self, count: int, has_data: bool, stop: bool) -> tuple[int, bool]:
+        """Keys lane: the supervised tokens of the step, and whether there is a step: somebody has data, nobody was asked to stop."""
         if self.alone:
-            return count, int(going_on)
-        total = self._agreement.sum_(torch.tensor([count, int(going_on)]))
-        return int(total[0]), int(total[1])
+            return count, has_data and not stop
+        total = self._agreement.sum_(torch.tensor([count, int(has_data), int(stop)])).tolist()
+        return total[0], total[1] > 0 and total[2] == 0
 
     def union(self, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Keys lane: the keys whose rows this rank will move: with replicas also those the other replicas touch."""
@@ -82,13 +88,16 @@ class Peers:
 
     def close(self) -> None:
         """Let the groups go."""
-        for groups in self._groups.values():
-            for group in groups:
-                with suppress(Exception):
-                    dist.destroy_process_group(group)
-        self._groups = {}
+        for wires in self._wires.values():
+            for wire in wires:
+                _cut(wire)
+        self._wires = {}
 
 
-def _abort(group: dist.ProcessGroup) -> None:
-    with suppress(Exception):
-        group._get_backend(torch.device("cpu")).abort()
+def _cut(wire: Wire) -> None:
+    """Destroy a wire's group. Its connections close when nobody refers to it any more, so the wire forgets it."""
+    with _CUTTING:
+        group = wire.__dict__.pop("group", None)
+        if group is not None:
+            with suppress(RuntimeError, ValueError, AssertionError):
+                dist.destroy_process_group(group)

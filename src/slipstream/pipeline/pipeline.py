@@ -122,7 +122,7 @@ class Pipeline:
     # The stages, each called by its lane.
 
     def _load(self, step: int, micro: int) -> int:
-        batch = None if self._stop_asked else self.work.next_batch()
+        batch = self.work.next_batch()
         if batch is None and self.peers.alone:
             self._engine.end(step)
             return 0
@@ -134,8 +134,9 @@ class Pipeline:
 
     def _route(self, step: int, micro: int) -> None:
         now = self._steps[step]
-        now.count, ranks_left = self.peers.agree(sum(each.count for each in now.micros), now.batch is not None)
-        if not ranks_left:
+        counted = sum(each.count for each in now.micros)
+        now.count, going_on = self.peers.agree(counted, now.batch is not None, self._stop_asked)
+        if not going_on:
             self._engine.end(step)
             return
         now.routes = [self.peers.keys.route(each.keys) for each in now.micros]
