@@ -40,7 +40,11 @@ class Problem:
         keys[1 % self.samples, 0] = ROWS["item"] // 2 + 10 + step % 3 * 3  # two batches off, one on
         users = rng.integers(0, ROWS["user"], self.samples)
         targets = rng.standard_normal(self.samples)
-        return {"items": torch.from_numpy(keys), "users": torch.from_numpy(users), "targets": torch.from_numpy(targets).to(self.dtype)}
+        return {
+            "items": torch.from_numpy(keys),
+            "users": torch.from_numpy(users),
+            "targets": torch.from_numpy(targets).to(self.dtype),
+        }
 
 
 def make_tables(problem: Problem, rule: RowRule, *, world: int = 1, rank: int = 0) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 import torch
-from pipeline_problem import RULES, Problem, SmallWork, differences, make_tables, outcome, plain_outcome, stale_loop
 
+from pipeline_problem import RULES, Problem, SmallWork, differences, make_tables, outcome, plain_outcome, stale_loop
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.pipeline import Pipeline
 from slipstream.pipeline.schedule import make_schedule

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+
 from pipeline_problem import RULES, Problem, SmallWork, Together, differences, make_tables, outcome, plain_loop
 from ranks_fixtures import run_ranks
-
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.pipeline import Pipeline
 from slipstream.pipeline.schedule import make_schedule

@@ -4,9 +4,9 @@ A lane takes its next task, waits until everything the schedule lists for it has
 bound: a stage's `ahead` is how far it may run before the update. The caller iterates over `steps()`; between two steps it may look
 at anything, and `settle()` first where it looks at tables.
 
-Ways to end, all of which join every thread: the data ends (`end`), the caller stops iterating, a stage raises (its error reaches the
-caller; what was updated is still written back). Where lanes talk to other ranks, a caller that stops lets them run to where all
-ranks' lanes stop anyway; after an error every lane gives up its process group as it leaves, so that no peer waits for it.
+Ways to end, all of which join every thread: the data ends (`end`), the caller stops iterating, a stage raises (its error reaches
+the caller; what was updated is still written back). Where lanes talk to other ranks, a caller that stops lets them run to where all
+ranks' lanes stop anyway; after an error every lane gives up its process groups as it leaves, so that no peer waits for it.
 """
 
 import threading

@@ -57,7 +57,7 @@ class Peers:
 
     @property
     def give_up(self) -> Mapping[Lane, Callable[[], None]]:
-        """What a network lane does when it leaves after an error: it closes its groups, so that peers in them fail instead of waiting."""
+        """What a network lane does as it leaves after an error: close its groups, so that peers in them fail instead of waiting."""
 
         def closing(wires: list[Wire]) -> Callable[[], None]:
             return lambda: [_cut(wire) for wire in wires] and None
@@ -65,7 +65,7 @@ class Peers:
         return {lane: closing(wires) for lane, wires in self._wires.items()}
 
     def agree(self, count: int, has_data: bool, stop: bool) -> tuple[int, bool]:
-        """Keys lane: the supervised tokens of the step, and whether there is a step: somebody has data, nobody was asked to stop."""
+        """Keys lane: the supervised tokens of a step, and whether there is one: somebody has data, nobody was asked to stop."""
         if self.alone:
             return count, has_data and not stop
         total = self._agreement.sum_(torch.tensor([count, int(has_data), int(stop)])).tolist()

@@ -7,8 +7,8 @@
                 save()
 
 Every step's rows live in a buffer of its own (`RowBuffer`): retrieved ahead, made current by copies from the buffers before, lent,
-moved by the tables' own rule, written back. Gradients of micro-batches are summed at the owner in the order of the micro-batches, so
-the result does not depend on when anything ran.
+moved by the tables' own rule, written back. Gradients of micro-batches are summed at the owner in the micro-batches' order, so the
+result does not depend on when anything ran.
 """
 
 from collections.abc import Iterator, Mapping

@@ -138,7 +138,7 @@ SCHEDULES = {each.name: each for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDO
 def make_schedule(
     name: str, *, micro_batches: int | None = None, buffers_ahead: int | None = None, staleness: int | None = None
 ) -> Schedule:
-    """A named schedule, perhaps with another number of micro-batches, of buffers filled ahead, or (semi_async) of steps' staleness."""
+    """A named schedule, perhaps with other numbers of micro-batches, of buffers filled ahead, or (semi_async) of staleness."""
     if name not in SCHEDULES:
         raise SlipstreamError(f"unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
     schedule = SCHEDULES[name]

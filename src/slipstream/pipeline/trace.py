@@ -1,7 +1,7 @@
 """What ran when: every stage interval of every lane, and from them the shares of a step that nothing hid.
 
-`exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges, divided by the time of a step. A
-wait is charged to the stage it really waits for: while the awaited stage had itself to wait for another one, to that other one.
+`exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges, divided by the time of a step.
+A wait is charged to the stage it really waits for: while the awaited stage had itself to wait for another one, to that other one.
 Kept in memory up to `limit` steps (the newest), written as a Chrome trace that Perfetto opens.
 """
 
