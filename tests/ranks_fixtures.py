@@ -28,7 +28,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", **more}
 
 
-def run_ranks(world: int, work: str, scratch: Path, *, seconds: float = 120, **arguments: Any) -> list[Any]:
+def run_ranks(world: int, work: str, scratch: Path, /, *, seconds: float = 120, **arguments: Any) -> list[Any]:
     """The answers of `world` ranks that each call `module:function`."""
     scratch.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(HERE / "ranks_fixtures.py"), str(world), work, str(scratch), str(seconds), json.dumps(arguments)]

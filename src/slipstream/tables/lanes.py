@@ -57,9 +57,9 @@ class Lane:
 
     def gather_counts(self, counts_C: torch.Tensor) -> torch.Tensor:
         """[world, C]: everybody's counts."""
-        gathered = torch.empty(self.world * counts_C.numel(), dtype=counts_C.dtype)
-        dist.all_gather_into_tensor(gathered, counts_C.contiguous(), group=self.group)
-        return gathered.view(self.world, -1)
+        gathered_WC = torch.empty(self.world, counts_C.numel(), dtype=counts_C.dtype)
+        dist.all_gather(list(gathered_WC), counts_C.contiguous(), group=self.group)
+        return gathered_WC
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
         """In place: the sum over the ranks, the same bits on all of them."""

@@ -92,8 +92,10 @@ def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
         failure: Exception | None = None
         try:
             yield temporary
-        except (SlipstreamError, OSError) as error:
+        except SlipstreamError as error:
             failure = error
+        except OSError as error:
+            failure = SlipstreamError(f"could not write {target}: {error.strerror or error}; nothing was left behind")
         ranks.all_did(failure)
     ranks.first_does(lambda: None)  # nobody goes on before it has its name
 

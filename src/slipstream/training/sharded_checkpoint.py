@@ -6,6 +6,7 @@ list, and on another mesh reads another contiguous part. Dense weights and whole
 chunks, so that a table larger than memory can be saved.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +145,14 @@ def save_sharded(directory: Path, dense: Tensors, tables: dict[str, Tier], ranks
 
     Replicas hold the same rows, so the first one writes. A rank that cannot write makes all ranks fail.
     """
-    parts = []
+    parts: list[TablePart] = []
+    failure: Exception | None = None
     if ranks.rank < ranks.shards:
-        parts = [TablePart.of(table, Placement(ranks.shards).slices(ranks.shard)) for table in tables.values()]
+        try:
+            parts = [TablePart.of(table, Placement(ranks.shards).slices(ranks.shard)) for table in tables.values()]
+        except (OSError, SlipstreamError) as error:
+            failure = error
+    ranks.all_did(failure)
     group, rank = (None, 0) if ranks.everybody is None else (ranks.everybody.group, ranks.rank)
     counts = [part.keys.numel() for part in parts] if parts else [0] * len(tables)
     counts_WC = torch.tensor([counts]) if ranks.everybody is None else ranks.everybody.gather_counts(torch.tensor(counts))
@@ -191,7 +197,9 @@ class ShardedReader:
 
     def _fill(self, targets: Tensors, starts: dict[str, int]) -> Tensors:
         try:
-            dcp.load({}, storage_reader=self._reader, planner=_LoadPlanner(targets, starts), no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that a single process loads is what is meant
+                dcp.load({}, storage_reader=self._reader, planner=_LoadPlanner(targets, starts), no_dist=True)
         except (CheckpointException, OSError, RuntimeError, ValueError) as error:
             raise SlipstreamError(f"{self.path} is not a readable checkpoint: {_first_reason(error)}") from error
         return targets
