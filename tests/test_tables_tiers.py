@@ -72,6 +72,27 @@ def test_rows_move_between_tiers_with_their_state(tmp_path):
         table.close()
 
 
+def test_a_cleared_table_is_new_but_its_last_flush_stays(tmp_path):
+    keys, births = torch.arange(0, ROWS, 3), make_tier("memory", "item", ROWS, DIM, RowwiseAdam(), seed=8).read(torch.arange(ROWS))
+    tables = tiers(tmp_path, RowwiseAdam(), torch.float32)
+    for table in tables.values():
+        table.apply(keys, torch.ones(len(keys), DIM), 0.1)
+        trained = table.gather(keys)
+        table.flush()
+        table.clear()
+        assert list(table.touched()) == []
+        got = table.read(torch.arange(ROWS))
+        assert torch.equal(got.weights_UD, births.weights_UD) and not got.state["m"].any() and not got.state["steps"].any()
+        table.apply(keys[:5], torch.ones(5, DIM), 0.1)
+        table.close()
+    for name in ("disk", "hashed on disk"):
+        reopened = tiers(tmp_path, RowwiseAdam(), torch.float32)
+        again = reopened[name]
+        assert torch.equal(again.gather(keys), trained)
+        for table in reopened.values():
+            table.close()
+
+
 def test_every_rank_has_its_own_directory(tmp_path):
     parts = [
         make_tier(

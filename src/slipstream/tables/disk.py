@@ -92,6 +92,16 @@ class DiskTable:
         self._written_back = 0  # times dirty rows have left the cache: a fetch that saw another count may be out of date
         self.counters = {"hits": 0, "reads": 0, "born": 0, "written": 0}
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row with its state."""
+        return self._format.bytes
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows the cache can hold."""
+        return self._cache.capacity
+
     # -- the verbs --
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
@@ -172,6 +182,13 @@ class DiskTable:
         """What the last flush put beside the rows."""
         return self._files.companion()
 
+    def clear(self) -> None:
+        """As if new; what was flushed stays on disk until the next flush."""
+        with self._lock:
+            self._cache.drop_all()
+            self._files.forget_all()
+            self._written_back += 1
+
     def close(self) -> None:
         """Let go of the files and the lock without flushing: what was not flushed is lost."""
         with self._lock:
@@ -192,8 +209,7 @@ class DiskTable:
     def load_state_dict(self, saved: State) -> None:
         """Take over saved rows in place of all there are; what was flushed stays on disk until the next flush."""
         with self._lock:
-            self._cache.drop_all()
-            self._files.forget_all()
+            self.clear()
             write_saved(self, saved)
 
     # -- between cache and files --

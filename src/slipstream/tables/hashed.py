@@ -191,7 +191,14 @@ class HashedTable:
         with self._lock:
             self.ground.flush_with(self._saved_index())
 
+    def clear(self) -> None:
+        """As if new: no id has a row."""
+        with self._lock:
+            self._forget_all()
+            self.ground.clear()
+
     def close(self) -> None:
+        """Let go of the ground's files, without flushing."""
         self.ground.close()
 
     def state_dict(self) -> State:
@@ -202,7 +209,7 @@ class HashedTable:
     def load_state_dict(self, saved: State) -> None:
         """Take over saved rows; another table's are refused."""
         with self._lock:
-            self._forget_all()
+            self.clear()
             write_saved(self, saved)
             if "clock" in saved:
                 self._candidates.insert(saved["candidates"], saved["candidate_sightings"])

@@ -42,11 +42,8 @@ class MemoryTable:
         part = None if placement is None or placement.world == 1 else placement.slices(rank)
         self._layout = None if part is None else SliceLayout(num_rows, *part)
         self._held = num_rows if self._layout is None else self._layout.count
-        self._weights_ND = lazy_zeros(self._held, dim, dtype=dtype)
-        self.state = rule.new_state(self._held, dim, dtype, lazy_zeros)
-        self._born_N = lazy_zeros(self._held, dtype=torch.bool)
-        self._all_born = False
         self._birth = threading.RLock()  # a birth must never land on a row that another thread has moved since
+        self.clear()
 
     @property
     def weights_ND(self) -> torch.Tensor:
@@ -110,6 +107,14 @@ class MemoryTable:
         """Nothing was ever flushed."""
         return {}
 
+    def clear(self) -> None:
+        """As if new."""
+        with self._birth:
+            self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
+            self.state = self.rule.new_state(self._held, self.dim, self.dtype, lazy_zeros)
+            self._born_N = lazy_zeros(self._held, dtype=torch.bool)
+            self._all_born = False
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -136,9 +141,7 @@ class MemoryTable:
     def load_state_dict(self, saved: State) -> None:
         """Take over saved weights and state; another table's are refused."""
         if self._layout is not None:
-            self._born_N.zero_()
-            for value in self._row_state().values():
-                value.zero_()
+            self.clear()
             write_saved(self, saved)
             return
         mine = {"weights": self._weights_ND, **{f"state.{name}": value for name, value in self.state.items()}}
