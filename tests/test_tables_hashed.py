@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables.hashed import HashedTable, smallest
+from slipstream.tables.eviction import smallest
+from slipstream.tables.hashed import HashedTable
 from slipstream.tables.memory import MemoryTable
 from slipstream.tables.rules import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import slice_of

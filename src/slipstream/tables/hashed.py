@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.tables.eviction import SHARE, smallest
 from slipstream.tables.hash_index import make_index
 from slipstream.tables.rules import RowRule, State
 from slipstream.tables.slices import slice_order
@@ -36,7 +36,6 @@ SEEN, SIGHTINGS = "tier.seen", "tier.sightings"  # when an id was last trained a
 _SIGHTING_BITS = 8
 MOST_SIGHTINGS = (1 << _SIGHTING_BITS) - 1
 _FIRST_ROOM = 1024
-_SHARE = 16  # at least one in so many goes when room is needed, so that searching for the least useful stays rare
 
 
 class Ground(Tier, Protocol):
@@ -59,22 +58,11 @@ class Ground(Tier, Protocol):
         ...
 
 
-def smallest(count: int, *columns: np.ndarray) -> np.ndarray:
-    """Places of the `count` smallest entries by the first column, ties by the next, and so on; the last must have no ties."""
-    first = columns[0]
-    if count >= len(first):
-        return np.arange(len(first))
-    if count == 0:
-        return np.arange(0)
-    border = np.partition(first, count - 1)[count - 1]
-    sure, tied = np.flatnonzero(first < border), np.flatnonzero(first == border)
-    if len(sure) + len(tied) > count:
-        tied = tied[smallest(count - len(sure), *(column[tied] for column in columns[1:]))]
-    return np.concatenate([sure, tied])
-
-
 class HashedTable:
     """Rows for any id over the numbered rows of `ground`."""
+
+    _clock: int  # training steps so far
+    _next: int  # rows of the ground handed out so far
 
     def __init__(
         self,
@@ -203,7 +191,14 @@ class HashedTable:
         with self._lock:
             self.ground.flush_with(self._saved_index())
 
+    def clear(self) -> None:
+        """As if new: no id has a row."""
+        with self._lock:
+            self._forget_all()
+            self.ground.clear()
+
     def close(self) -> None:
+        """Let go of the ground's files, without flushing."""
         self.ground.close()
 
     def state_dict(self) -> State:
@@ -214,7 +209,7 @@ class HashedTable:
     def load_state_dict(self, saved: State) -> None:
         """Take over saved rows; another table's are refused."""
         with self._lock:
-            self._forget_all()
+            self.clear()
             write_saved(self, saved)
             if "clock" in saved:
                 self._candidates.insert(saved["candidates"], saved["candidate_sightings"])
@@ -225,8 +220,7 @@ class HashedTable:
     def _forget_all(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
         self._index, self._candidates = make_index(), make_index()
-        self._clock: int = 0  # training steps so far
-        self._next: int = 0  # rows of the ground handed out so far
+        self._clock, self._next = 0, 0
         self._free_S: torch.Tensor = none  # rows given back by evicted ids
         self._ids_S: torch.Tensor = none  # whose row it is; -1 nobody's
         self._seen_S: torch.Tensor = none
@@ -249,7 +243,7 @@ class HashedTable:
         excess = len(self._candidates) - self.max_candidates
         if excess > 0:  # the longest unseen are forgotten
             ids, packed = (x.numpy() for x in self._candidates.items())
-            oldest = smallest(max(excess, self.max_candidates // _SHARE), packed >> _SIGHTING_BITS, ids)
+            oldest = smallest(max(excess, self.max_candidates // SHARE), packed >> _SIGHTING_BITS, ids)
             self._candidates.erase(torch.from_numpy(ids[oldest]))
         return earned_U
 
@@ -276,7 +270,7 @@ class HashedTable:
             )
         seen, ids = self._seen_S[slots_V].numpy(), self._ids_S[slots_V].numpy()
         order = (seen, ids) if self.evict == "lru" else (self._sightings_S[slots_V].numpy(), seen, ids)
-        victims = slots_V[torch.from_numpy(smallest(max(needed, self.max_rows // _SHARE), *order))]
+        victims = slots_V[torch.from_numpy(smallest(max(needed, self.max_rows // SHARE), *order))]
         self._index.erase(self._ids_S[victims])
         self._ids_S[victims] = -1
         self._free_S = torch.cat([self._free_S, victims])
