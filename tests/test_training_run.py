@@ -220,14 +220,13 @@ def test_recipes_refuse_what_they_do_not_know(store, tmp_path):
         )
 
 
-def test_more_ranks_than_one_are_refused_and_one_is_plain(store, tmp_path, monkeypatch):
+def test_one_rank_of_torchrun_is_a_plain_run(store, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert train(small_recipe(train={"max_steps": 1}), store, tmp_path / "one", quiet=True).step == 1
     assert not torch.distributed.is_initialized()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SlipstreamError, match="torchrun started 2"):
-        train(small_recipe(), store, tmp_path / "two", quiet=True)
+    with pytest.raises(SlipstreamError, match="mesh 2x2 needs 4 ranks, but 1 was started"):
+        train(small_recipe(train={"mesh": "2x2"}), store, tmp_path / "two", quiet=True)
 
 
 def test_training_in_a_thread_needs_no_signals(store, tmp_path):

@@ -26,8 +26,9 @@ from slipstream.training.export import export_recommender
 from slipstream.training.recommend import Recommendation, recommend
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
-from slipstream.training.run import open_run
+from slipstream.training.run import Evaluate, open_run
 from slipstream.training.run import train as train_run
+from slipstream.training.telemetry import is_first_rank
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,11 @@ class Run:
         recipe, store, recommender = self._opened
         if protocol != "full" and recipe.task != "retrieval":
             raise SlipstreamError(f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it away")
-        judges = {"full": evaluate, "sampled": evaluate_sampled, "no_request_time": evaluate_without_request_time}
+        judges: dict[str, Evaluate] = {
+            "full": evaluate,
+            "sampled": evaluate_sampled,
+            "no_request_time": evaluate_without_request_time,
+        }
         figures = judges[protocol](recommender, store, recipe, split)
         note = read_json(self.directory / "run.json")
         note[split if protocol == "full" else f"{split}_{protocol}"] = figures
@@ -127,5 +132,6 @@ def train(
         raise SlipstreamError("overrides change a recipe file; change the Recipe object itself with model_copy instead")
     store = open_store(data if data is not None else recipe.data)
     result = train_run(recipe, store, Path(out) if out is not None else Path("runs") / recipe.name, quiet=quiet)
-    write_report(result.directory)
+    if is_first_rank():
+        write_report(result.directory)
     return Run(result.directory)

@@ -52,10 +52,15 @@ def train(
     """Train a recipe. The same command again goes on where it stopped, bit for bit.
 
     Example: slipstream train recipes/ml-1m-hstu.yaml data=data/ml-1m
+
+    Many ranks: torchrun --nproc-per-node 4 -m slipstream train ml-1m-hstu data=data/ml-1m mesh=2x2
     """
     from slipstream import api
+    from slipstream.training.telemetry import is_first_rank
 
     run = api.train(recipe, *(overrides or []), out=out)
+    if not is_first_rank():
+        return
     note = read_json(run.directory / "run.json")
     console.print(
         f"{note['status']} after {note['step']:,} steps, {note['seconds']:.0f} s; report: {run.directory / 'report.html'}"

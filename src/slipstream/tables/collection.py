@@ -1,78 +1,67 @@
 """All tables of a model: the keys of a batch go in, rows come out as leaf tensors, their gradients go back as one update.
 
 Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows over the i-th key list; gradients
-of all lists meet in the one leaf `rows_UD`.
+of all lists meet in the one leaf `rows_UD`. On many ranks the exchange carries keys, rows and gradients between their owners and
+whoever asked, and replica groups agree on the sums before any row moves.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from slipstream.ops.rows import coalesce, take_rows, unique_keys
-from slipstream.tables.memory import MemoryTable
+from slipstream.ops.rows import coalesce, unique_keys
+from slipstream.tables.exchange import Exchange, Gradients, Lookup, Lookups, gradient
+from slipstream.tables.replicas import Replicas
 from slipstream.tables.rules import State
+from slipstream.tables.tier import CHUNK, Tier
 
-
-@dataclass(frozen=True)
-class Lookup:
-    """The rows one table lent to one batch."""
-
-    unique_U: torch.Tensor  # int64, ascending
-    rows_UD: torch.Tensor  # leaf; its .grad is what the table will apply
-    inverses: list[torch.Tensor]  # per key list: int64 places in unique_U, shaped like the keys
-
-    def rows(self, which: int) -> torch.Tensor:
-        """The rows of the `which`-th key list, one per key."""
-        return take_rows(self.rows_UD, self.inverses[which])
-
-
-Lookups = dict[str, Lookup]
-
-
-def _unique(lists: list[torch.Tensor], num_rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Sorted unique keys, and each key's place among them: by counting where the table is not much larger than the key lists."""
-    if num_rows > 8 * sum(keys.numel() for keys in lists):
-        unique_U, inverse_T = unique_keys(torch.cat([keys.reshape(-1) for keys in lists]))
-        parts = inverse_T.split([keys.numel() for keys in lists])
-        return unique_U, [part.view(keys.shape) for part, keys in zip(parts, lists, strict=True)]
-    counts_N = torch.zeros(num_rows, dtype=torch.int64)
-    for keys in lists:
-        counts_N += torch.bincount(keys.reshape(-1), minlength=num_rows)
-    used_N = counts_N > 0
-    unique_U = used_N.nonzero().squeeze(1)
-    if unique_U.numel() == num_rows:  # many negatives over a small catalogue: keys are their own places
-        return unique_U, lists
-    places_N = used_N.cumsum(0) - 1
-    return unique_U, [places_N.index_select(0, keys.reshape(-1)).view(keys.shape) for keys in lists]
+__all__ = ["Lookup", "Lookups", "TableCollection", "combine"]
 
 
 class TableCollection:
-    """The tables of one model, by name."""
+    """The tables of one model, by name; `exchange` connects the ranks that share them, `replicas` the groups that hold copies."""
 
-    def __init__(self, tables: Sequence[MemoryTable]) -> None:
+    def __init__(self, tables: Sequence[Tier], exchange: Exchange | None = None, replicas: Replicas | None = None) -> None:
         self.tables = {table.name: table for table in tables}
+        self.exchange = exchange or Exchange(self.tables)
+        self.replicas = replicas
 
-    def __getitem__(self, name: str) -> MemoryTable:
+    def __getitem__(self, name: str) -> Tier:
         return self.tables[name]
 
     def lookup(self, keys: Mapping[str, Sequence[torch.Tensor]]) -> Lookups:
         """Gather each table's unique rows once; `keys` holds any number of int64 key tensors per table."""
-        return {name: self._lookup(self.tables[name], list(lists)) for name, lists in keys.items()}
-
-    def _lookup(self, table: MemoryTable, lists: list[torch.Tensor]) -> Lookup:
-        for keys in lists:
-            _check_keys(table, keys)
-        if table.rule.moves_untouched_rows:  # the update reads every row anyway, so the keys are their own places
-            unique_U, inverses = torch.arange(table.num_rows), lists
-        else:
-            unique_U, inverses = _unique(lists, table.num_rows)
-        return Lookup(unique_U, table.gather(unique_U).requires_grad_(), inverses)
+        route = self.exchange.route(keys)
+        return self.exchange.answer(route, {name: self.tables[name].gather(owned_O) for name, owned_O in route.owned.items()})
 
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
         """One optimiser step from the gradients the lookups have collected; several lookups (micro-batches) count as one step."""
-        for name, (unique_U, grads_UD) in combine(lookups).items():
-            self.tables[name].apply(unique_U, grads_UD, lr)
+        steps = [lookups] if isinstance(lookups, Lookups) else lookups
+        self.update(add([self.exchange.collect(each.route, each) for each in steps]), lr)
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        """One optimiser step from collected gradients; replicas agree on them first. Collective where there are replicas."""
+        if self.replicas is not None:
+            gradients, lr = self.replicas.before_update(gradients), lr * self.replicas.lr_factor
+        for name, (keys_O, grads_OD) in gradients.items():
+            if keys_O.numel():
+                self.tables[name].apply(keys_O, grads_OD, lr)
+        if self.replicas is not None:
+            self.replicas.after_update(self.tables, gradients)
+
+    def settle(self) -> None:
+        """Make replicas that differ on purpose equal: before rows are saved or judged. Collective."""
+        if self.replicas is not None:
+            self.replicas.settle(self.tables)
+
+    def all_rows(self, name: str) -> torch.Tensor:
+        """The weights of rows 0 … num_rows - 1, wherever they live: read only. Collective."""
+        table = self.tables[name]
+        if self.exchange.keeps_whole(name):
+            return table.all_rows()
+        assert table.num_rows is not None
+        parts = torch.arange(table.num_rows).split(CHUNK)
+        return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
 
     def state_dict(self) -> State:
         """Every table's weights and state, flat: `table/weights`, `table/state.…`."""
@@ -83,26 +72,19 @@ class TableCollection:
             table.load_state_dict({k.removeprefix(f"{name}/"): v for k, v in saved.items() if k.startswith(f"{name}/")})
 
 
-def _check_keys(table: MemoryTable, keys: torch.Tensor) -> None:
-    if keys.dtype != torch.int64:
-        raise TypeError(f"keys of table '{table.name}' must be int64, got {keys.dtype}")
-    if keys.numel():
-        low, high = (int(bound) for bound in keys.aminmax())
-        if low < 0 or high >= table.num_rows:
-            raise IndexError(f"table '{table.name}' has rows 0 … {table.num_rows - 1}, but a key is {low if low < 0 else high}")
+def add(parts: Sequence[Gradients]) -> Gradients:
+    """Per table the union of the keys and the sum of their gradients, in the order of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    total: Gradients = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        keys, grads = zip(*(part[name] for part in parts if name in part), strict=True)
+        unique_U, inverse_T = unique_keys(torch.cat(keys))
+        total[name] = (unique_U, coalesce(torch.cat(grads), inverse_T, unique_U.numel()))
+    return total
 
 
-def _gradient(lookup: Lookup) -> torch.Tensor:
-    return lookup.rows_UD.grad if lookup.rows_UD.grad is not None else torch.zeros_like(lookup.rows_UD)
-
-
-def combine(lookups: Lookups | Sequence[Lookups]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Per table the touched keys and their summed gradients, over one lookup or over the micro-batches of one step."""
-    if isinstance(lookups, Mapping):
-        return {name: (lookup.unique_U, _gradient(lookup)) for name, lookup in lookups.items()}
-    combined = {}
-    for name in dict.fromkeys(name for each in lookups for name in each):
-        parts = [each[name] for each in lookups if name in each]
-        unique_U, inverse_T = unique_keys(torch.cat([part.unique_U for part in parts]))
-        combined[name] = (unique_U, coalesce(torch.cat([_gradient(part) for part in parts]), inverse_T, unique_U.numel()))
-    return combined
+def combine(lookups: Mapping[str, Lookup] | Sequence[Mapping[str, Lookup]]) -> Gradients:
+    """This rank's own gradients: per table the touched keys and their sums, over one lookup or the micro-batches of one step."""
+    steps = [lookups] if isinstance(lookups, Mapping) else lookups
+    return add([{name: (lookup.unique_U, gradient(lookup)) for name, lookup in each.items()} for each in steps])

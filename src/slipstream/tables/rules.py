@@ -5,6 +5,7 @@ costs what the batch costs, not what the table weighs. `AdamW` is the dense rule
 every row at every step, and it says so (`moves_untouched_rows`), because a schedule that keeps rows elsewhere must know.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.ops import rows
 
 State = dict[str, torch.Tensor]
+Zeros = Callable[..., torch.Tensor]  # makes zeros like torch.zeros(*shape, dtype=…); a tier may give pages that cost nothing yet
 
 
 class RowRule(Protocol):
@@ -26,7 +28,7 @@ class RowRule(Protocol):
     @property
     def moves_untouched_rows(self) -> bool: ...
 
-    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype) -> State:
+    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros) -> State:
         """State of an untrained table. Entries with `num_rows` rows travel with their rows; others are the table's own."""
         ...
 
@@ -43,8 +45,8 @@ class RowwiseAdagrad:
     name: str = "rowwise_adagrad"
     moves_untouched_rows: bool = False
 
-    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype) -> State:
-        return {"sum": torch.zeros(num_rows, dtype=dtype)}
+    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros) -> State:
+        return {"sum": zeros(num_rows, dtype=dtype)}
 
     def update_(self, weights_ND: torch.Tensor, state: State, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
         rows.rowwise_adagrad_(weights_ND, state["sum"], rows_U, grads_UD, lr=lr, eps=self.eps)
@@ -59,11 +61,11 @@ class RowwiseAdam:
     name: str = "rowwise_adam"
     moves_untouched_rows: bool = False
 
-    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype) -> State:
+    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros) -> State:
         return {
-            "m": torch.zeros(num_rows, dim, dtype=dtype),
-            "v": torch.zeros(num_rows, dtype=dtype),
-            "steps": torch.zeros(num_rows, dtype=torch.int64),
+            "m": zeros(num_rows, dim, dtype=dtype),
+            "v": zeros(num_rows, dtype=dtype),
+            "steps": zeros(num_rows, dtype=torch.int64),
         }
 
     def update_(self, weights_ND: torch.Tensor, state: State, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
@@ -81,8 +83,8 @@ class DenseAdamW:
     name: str = "adamw"
     moves_untouched_rows: bool = True
 
-    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype) -> State:
-        moments = {name: torch.zeros(num_rows, dim, dtype=dtype) for name in ("m", "v")}
+    def new_state(self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros) -> State:
+        moments = {name: zeros(num_rows, dim, dtype=dtype) for name in ("m", "v")}
         return {**moments, "step": torch.zeros((), dtype=torch.float32)}
 
     def update_(self, weights_ND: torch.Tensor, state: State, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:

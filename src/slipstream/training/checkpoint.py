@@ -2,12 +2,15 @@
 
 `checkpoints/step-00000120/` holds `tensors.safetensors` (dense weights, optimiser state, tables' rows with their state, torch's
 random state) and `state.json` (step, sampler position, early stopping, digests). A directory appears under its name only when it is
-complete, so the newest one is always good. `checkpoints/best-…` is the same thing for the best evaluation so far.
+complete, so the newest one is always good. `checkpoints/best-…` is the same thing for the best evaluation so far. Many ranks write
+their rows side by side instead of one file (`sharded_checkpoint.py`); both kinds load on any number of ranks.
 """
 
+import contextlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,14 @@ from safetensors.torch import save_file
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_directory, read_json
+from slipstream.tables.collection import TableCollection
+from slipstream.tables.slices import Placement
+from slipstream.tables.tier import Tier, write_saved
 from slipstream.training.config import network_digest
 from slipstream.training.optimizers import load_optimizer_tensors, optimizer_tensors
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
+from slipstream.training.sharded_checkpoint import ShardedReader, is_sharded, save_sharded
 
 FORMAT = 1
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -53,22 +61,51 @@ def save_checkpoint(
     *,
     kind: str = LAST,
     keep: int = 1,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones alone."""
+    recommender.tables.settle()
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
-    tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
     if optimizer is not None:
         tensors |= {f"optimizer/{name}": value for name, value in optimizer_tensors(optimizer, recommender.model).items()}
         tensors["random/torch"] = torch.get_rng_state()
     scalars = {"format": FORMAT, "step": step, "network": network_digest(recommender.recipe), **state}
     target = checkpoint_path(directory, step, kind)
-    with atomic_directory(target) as temporary:
-        write_tensors(temporary / TENSORS, tensors)
-        # Plain text: the temporary directory itself becomes whole or vanishes.
-        (temporary / STATE).write_text(json.dumps(scalars, indent=2) + "\n", encoding="utf-8")
-    for old in list_checkpoints(directory, kind)[:-keep]:
+    with one_directory(target, ranks) as temporary:
+        if ranks.world > 1:
+            _write_shards(temporary, tensors, recommender.tables, ranks)
+        else:
+            tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
+            write_tensors(temporary / TENSORS, tensors)
+        if ranks.first:  # plain text: the temporary directory itself becomes whole or vanishes
+            (temporary / STATE).write_text(json.dumps(scalars, indent=2) + "\n", encoding="utf-8")
+    for old in list_checkpoints(directory, kind)[:-keep] if ranks.first else ():
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+@contextlib.contextmanager
+def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """`atomic_directory` for all ranks: rank 0 makes it and gives it its name once everybody's part is in it. Collective."""
+    with contextlib.ExitStack() as stack:
+        temporary = Path(ranks.first_does(lambda: str(stack.enter_context(atomic_directory(target)))))
+        failure: Exception | None = None
+        try:
+            yield temporary
+        except SlipstreamError as error:
+            failure = error
+        except OSError as error:
+            failure = SlipstreamError(f"could not write {target}: {error.strerror or error}; nothing was left behind")
+        ranks.all_did(failure)
+    ranks.first_does(lambda: None)  # nobody goes on before it has its name
+
+
+def _write_shards(directory: Path, dense: dict[str, torch.Tensor], tables: TableCollection, ranks: Ranks) -> None:
+    whole = {name: table for name, table in tables.tables.items() if tables.exchange.replicates(name)}
+    for name, table in whole.items():
+        dense |= {f"whole/{name}/{key}": value for key, value in table.state_dict().items()}
+    sharded = {name: table for name, table in tables.tables.items() if name not in whole}
+    save_sharded(directory, dense if ranks.first else {}, sharded, ranks)
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -96,24 +133,57 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_weights(path: Path, recommender: Recommender) -> dict[str, Any]:
+def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Weights and rows (with their state) into `recommender`; returns the scalars. A checkpoint of another model is refused."""
     state = read_state(path)
     if state["network"] != network_digest(recommender.recipe):
         raise SlipstreamError(f"{path} was written by another model than this recipe describes; use the recipe it was trained with")
-    tensors = read_tensors(path / TENSORS, ("model/", "tables/"))
     try:
-        recommender.model.load_state_dict(_part(tensors, "model/"))
+        recommender.model.load_state_dict(_part(read_dense(path, ("model/",)), "model/"))
     except RuntimeError as error:
         raise SlipstreamError(f"{path} does not fit this model: {str(error).splitlines()[-1].strip()}") from error
-    recommender.tables.load_state_dict(_part(tensors, "tables/"))
+    if is_sharded(path):
+        _load_shards(path, recommender.tables, ranks)
+    elif ranks.shards == 1:
+        recommender.tables.load_state_dict(_part(read_tensors(path / TENSORS, ("tables/",)), "tables/"))
+    else:
+        for name, table in recommender.tables.tables.items():
+            _load_part(path, table, recommender.tables.exchange.replicates(name), ranks)
     return state
 
 
-def load_checkpoint(path: Path, recommender: Recommender, optimizer: torch.optim.AdamW) -> dict[str, Any]:
+def read_dense(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """The tensors of either kind of checkpoint whose names begin with one of `prefixes`."""
+    return ShardedReader(path).dense(prefixes) if is_sharded(path) else read_tensors(path / TENSORS, prefixes)
+
+
+def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
+    reader = ShardedReader(path)
+    for name, table in tables.tables.items():
+        if table.rule.moves_untouched_rows:
+            table.load_state_dict(_part(reader.dense((f"whole/{name}/",)), f"whole/{name}/"))
+        else:
+            reader.load_table(table, Placement(ranks.shards).slices(ranks.shard))
+
+
+def _load_part(path: Path, table: Tier, whole: bool, ranks: Ranks) -> None:
+    """One rank's rows out of a checkpoint that one rank wrote."""
+    saved = _part(read_tensors(path / TENSORS, (f"tables/{table.name}/",)), f"tables/{table.name}/")
+    if whole:
+        table.load_state_dict(saved)
+        return
+    keys_N = saved.pop("keys", torch.arange(len(saved.get("weights", ()))))
+    owned = (Placement(ranks.shards).owner_of(keys_N) == ranks.shard).nonzero().squeeze(1)
+    rows_of_others = {name for name, value in saved.items() if value.dim() == 0 or len(value) != len(keys_N)}
+    if rows_of_others or "weights" not in saved or (table.num_rows is not None and len(keys_N) > table.num_rows):
+        raise SlipstreamError(f"the saved rows of table '{table.name}' do not fit; use the recipe it was trained with")
+    write_saved(table, {"keys": keys_N[owned], **{name: value[owned] for name, value in saved.items()}})
+
+
+def load_checkpoint(path: Path, recommender: Recommender, optimizer: torch.optim.AdamW, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Everything back as it was after that step: weights, rows, optimiser, random state; returns the scalars."""
-    state = load_weights(path, recommender)
-    tensors = read_tensors(path / TENSORS, ("optimizer/", "random/"))
+    state = load_weights(path, recommender, ranks)
+    tensors = read_dense(path, ("optimizer/", "random/"))
     load_optimizer_tensors(optimizer, recommender.model, _part(tensors, "optimizer/"))
     torch.set_rng_state(tensors["random/torch"])
     return state

@@ -88,6 +88,15 @@ class TablesConfig(Section):
     eps: Positive = Field(1e-8, description="guard against division by zero")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (rule adamw only)")
     init_scale: Positive = Field(0.035, description="rows start uniformly between minus and plus this")
+    transport: Literal["exact", "fp16", "bf16"] = Field(
+        "exact", description="how rows and gradients travel between ranks; 16 bits halve the bytes and round"
+    )
+    replicas: Literal["exact", "averaged"] = Field(
+        "exact",
+        description="mesh with several replicas: sum gradients before each update (replicas stay the same bits), or let each "
+        "move by its own and average the rows now and then (another trajectory)",
+    )
+    average_every: int = Field(1, ge=1, description="steps between two averages (replicas averaged only)")
 
 
 class TrainConfig(Section):
@@ -107,6 +116,10 @@ class TrainConfig(Section):
     )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
+    mesh: Annotated[str, Field(pattern=r"^(auto|[1-9]\d{0,5}x[1-9]\d{0,5})$")] = Field(
+        "auto", description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one replica over all ranks"
+    )
+    rank_timeout: Positive = Field(300.0, description="seconds a rank may keep the others waiting before the job ends")
     schedule: Literal["synchronous"] = Field("synchronous", description="how lookups, compute and updates are laid over time")
 
 
@@ -140,6 +153,10 @@ class Recipe(Section):
             raise ValueError("task 'ranking' needs tasks: name at least one action, for example tasks.click.column=is_click")
         if self.task == "ranking" and self.loss.kind != "bce":
             raise ValueError("task 'ranking' predicts actions, so its loss.kind must be bce")
+        if self.tables.replicas == "averaged" and self.tables.rule == "adamw":
+            raise ValueError(
+                "tables.rule 'adamw' moves every row at every step, so its replicas cannot be averaged; use replicas=exact"
+            )
         if self.task == "retrieval" and self.tasks:
             raise ValueError("tasks are for task 'ranking'; a retrieval recipe has none")
         return self
@@ -151,7 +168,9 @@ def trained_digest(recipe: Recipe) -> str:
     So does the length of a run, unless its learning rate depends on it: a run may be lengthened and ends where the long run ends.
     """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
-    bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard"]
+    bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
+    if recipe.tables.replicas == "exact":
+        bookkeeping.append("mesh")
     if recipe.optimizer.decay == "constant":
         bookkeeping += ["epochs", "max_steps", "patience"]
     for key in bookkeeping:

@@ -5,9 +5,10 @@ sampled protocol (the target among 100 random items) is there for comparison wit
 each held-out behaviour given all that came before it.
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Literal, Protocol
+from dataclasses import fields, replace
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -18,6 +19,7 @@ from slipstream.ops.counter_random import derive_seed, random_integers
 from slipstream.training import metrics
 from slipstream.training.config import Recipe
 from slipstream.training.features import labels_TA
+from slipstream.training.ranks import ALONE, Ranks
 
 Which = Literal["validation", "test"]
 QUERY_TILE = 1024  # queries scored at once against the whole catalogue
@@ -31,13 +33,32 @@ class Recommends(Protocol):
     def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
 
 
-def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which) -> dict[str, float]:
-    """The metrics of the recipe's task on the held-out behaviours of every user."""
-    batches = _batches(store, recipe, which)
+def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, ranks: Ranks = ALONE) -> dict[str, float]:
+    """The metrics of the recipe's task on the held-out behaviours of every user; ranks take turns at the batches."""
+    batches = share_batches(_batches(store, recipe, which), ranks)
     with torch.no_grad():
         if recipe.task == "ranking":
-            return evaluate_ranking(recommender, batches, recipe)
-        return evaluate_retrieval(recommender, batches, store)
+            return evaluate_ranking(recommender, batches, recipe, ranks)
+        return evaluate_retrieval(recommender, batches, store, ranks)
+
+
+def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[JaggedBatch]:
+    """This rank's batches: one of every `world`, or an empty one where the last round has none: lookups are collective."""
+    if ranks.world == 1:
+        yield from batches
+        return
+    while turn := list(itertools.islice(batches, ranks.world)):
+        yield turn[ranks.rank] if ranks.rank < len(turn) else without_users(turn[0])
+
+
+def without_users(batch: JaggedBatch) -> JaggedBatch:
+    """A batch of the same kind with nobody in it."""
+    emptied: dict[str, Any] = {
+        each.name: {name: part[:0] for name, part in value.items()} if isinstance(value, dict) else value[:0]
+        for each in fields(batch)
+        for value in (getattr(batch, each.name),)
+    }
+    return replace(batch, **{**emptied, "offsets_B1": batch.offsets_B1[:1]})
 
 
 def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[JaggedBatch]:
@@ -74,7 +95,9 @@ def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor
     return mask_SN
 
 
-def evaluate_retrieval(recommender: Recommends, batches: Iterator[JaggedBatch], store: SequenceStore) -> dict[str, float]:
+def evaluate_retrieval(
+    recommender: Recommends, batches: Iterator[JaggedBatch], store: SequenceStore, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """HR, NDCG and MRR over the full catalogue, seen items filtered."""
     gathered = metrics.RankingMetrics()
     catalogue_ND = recommender.catalogue_ND()
@@ -85,6 +108,7 @@ def evaluate_retrieval(recommender: Recommends, batches: Iterator[JaggedBatch], 
         for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
             scores_SN = queries_SD[tile] @ catalogue_ND.T
             gathered.add(*metrics.target_places(scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])))
+    gathered.take_over(ranks.sum(gathered.sums()))
     return {**gathered.result(), "users": float(gathered.count)}
 
 
@@ -122,14 +146,18 @@ def evaluate_sampled(
     return {**gathered.result(), "users": float(gathered.count)}
 
 
-def evaluate_ranking(recommender: Recommends, batches: Iterator[JaggedBatch], recipe: Recipe) -> dict[str, float]:
+def evaluate_ranking(
+    recommender: Recommends, batches: Iterator[JaggedBatch], recipe: Recipe, ranks: Ranks = ALONE
+) -> dict[str, float]:
     """AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
     predicted, labels, users = [], [], []
     for batch in batches:
         predicted.append(recommender.predict_SA(batch))
         labels.append(labels_TA(recipe, batch, torch.float32)[batch.supervised_T])
         users.append(supervised_places(batch)[0])
-    predicted_SA, labels_SA, users_S = torch.cat(predicted), torch.cat(labels), torch.cat(users)
+    mine = [torch.cat(predicted), torch.cat(labels), torch.cat(users)]
+    everyone = [mine] if ranks.everybody is None else ranks.everybody.share(mine)
+    predicted_SA, labels_SA, users_S = (torch.cat(parts) for parts in zip(*everyone, strict=True))
     result: dict[str, float] = {}
     for column, task in enumerate(recipe.tasks):
         scores_S, truth_S = predicted_SA[:, column], labels_SA[:, column]

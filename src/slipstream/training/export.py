@@ -35,5 +35,5 @@ def load_recommender(bundle: Bundle) -> Recommender:
     recommender.model.load_state_dict(bundle.part("model"))
     with torch.no_grad():
         for name, rows_ND in bundle.part("tables").items():
-            recommender.tables[name].weights_ND.copy_(rows_ND)
+            recommender.tables[name].all_rows().copy_(rows_ND)
     return recommender

@@ -17,19 +17,22 @@ from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.training.config import Recipe
 from slipstream.training.optimizers import schedule_factor, step_dense
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
 
 
 def train_step(
-    recommender: Recommender, optimizer: torch.optim.AdamW, batch: JaggedBatch, step: int, total_steps: int
+    recommender: Recommender, optimizer: torch.optim.AdamW, batch: JaggedBatch, step: int, total_steps: int, ranks: Ranks = ALONE
 ) -> tuple[float, int]:
-    """One step (counted from 0), in place: the summed loss before it, and the count of supervised tokens."""
+    """One step (counted from 0), in place: this rank's summed loss before it, and the supervised tokens of all ranks."""
     recipe = recommender.recipe
     factor = schedule_factor(recipe.optimizer, step, total_steps)
     gathered = recommender.gather(batch, step)
-    loss, count = recommender.loss_sum(batch, step, gathered)
+    count = int(ranks.sum([gathered.supervised_S.numel()])[0])  # of all ranks: the one normaliser
+    loss, _ = recommender.loss_sum(batch, step, gathered)
     (loss / max(count, 1)).backward()
     recommender.tables.apply(gathered.lookups, recipe.tables.lr * factor)
+    ranks.sum_gradients_(recommender.model)
     step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
     return float(loss.detach()), count
 
@@ -72,16 +75,25 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def run_loop(
-    recommender: Recommender, optimizer: torch.optim.AdamW, sampler: TrainingSampler, progress: Progress, hooks: Hooks
+    recommender: Recommender,
+    optimizer: torch.optim.AdamW,
+    sampler: TrainingSampler,
+    progress: Progress,
+    hooks: Hooks,
+    ranks: Ranks = ALONE,
 ) -> str:
-    """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`. Every way out has saved."""
+    """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`. Every way out has saved.
+
+    All ranks decide alike: each step ends with one sum of what they saw, so that a stop asked of one rank stops all after it.
+    """
     recipe = recommender.recipe
     steps = total_steps(recipe, sampler.steps_per_epoch)
     while not _done(recipe, progress):
         if _patience_is_over(recipe, progress):
             return "stopped early"
         batch = sampler.next_batch()
-        loss, count = train_step(recommender, optimizer, batch, progress.step, steps)
+        loss, count = train_step(recommender, optimizer, batch, progress.step, steps, ranks)
+        loss, asked_to_stop = agree(ranks, progress.step, loss, hooks.stop.is_set())
         if not math.isfinite(loss):
             raise SlipstreamError(
                 f"the loss became {loss} at step {progress.step + 1}; lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
@@ -96,12 +108,21 @@ def run_loop(
         if hooks.evaluate is not None and _evaluation_is_due(recipe, progress, epoch_ended, last):
             hooks.on_evaluation(progress, _judge(recipe, progress, hooks.evaluate()))
             evaluated = True
-        stopping = hooks.stop.is_set() and not last
+            asked_to_stop = ranks.sum([float(hooks.stop.is_set())])[0] > 0
+        stopping = asked_to_stop and not last
         if evaluated or last or stopping or progress.step % recipe.train.checkpoint_every == 0:
             hooks.save(progress)
         if stopping:
             return "interrupted"
     return "finished"
+
+
+def agree(ranks: Ranks, step: int, loss: float, stop: bool) -> tuple[float, bool]:
+    """The loss of all ranks, and whether any of them was asked to stop. Ranks that stand at different steps are a bug of ours."""
+    total, stopping, steps = ranks.sum([loss, float(stop), float(step)])
+    if steps != ranks.world * step:
+        raise RuntimeError(f"rank {ranks.rank} stands at step {step}, but not all ranks do")
+    return total, stopping > 0
 
 
 def _advance(progress: Progress, sampler: TrainingSampler, loss: float, count: int) -> bool:

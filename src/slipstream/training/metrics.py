@@ -50,6 +50,14 @@ class RankingMetrics:
             for k in self.ks:
                 self._sums[f"{name}@{k}"] += float(_mean_gain(gain, above_S, tied_S, k).sum())
 
+    def sums(self) -> list[float]:
+        """What has been counted, as numbers that can be added up over ranks."""
+        return [float(self.count), *self._sums.values()]
+
+    def take_over(self, sums: list[float]) -> None:
+        """Stand where `sums` (of all ranks) say."""
+        self.count, self._sums = int(sums[0]), dict(zip(self._sums, sums[1:], strict=True))
+
     def result(self) -> dict[str, float]:
         """Means over all queries; zeros where there was none."""
         return {name: value / max(self.count, 1) for name, value in self._sums.items()}

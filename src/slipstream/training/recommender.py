@@ -16,12 +16,18 @@ from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
 from slipstream.tables.collection import Lookups, TableCollection
+from slipstream.tables.exchange import Exchange
+from slipstream.tables.lanes import Lane
 from slipstream.tables.memory import MemoryTable
+from slipstream.tables.replicas import AveragedWeights, Replicas, SummedGradients, rescaled_for_averaging
 from slipstream.tables.rules import make_rule
+from slipstream.tables.slices import Placement
+from slipstream.tables.tier import Tier
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM, Features, labels_TA
 from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
 from slipstream.training.negatives import PopularityNegatives, UniformNegatives, training_counts
+from slipstream.training.ranks import ALONE, Ranks
 
 _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
 
@@ -41,7 +47,13 @@ class Recommender:
     """Model, tables and features of one recipe."""
 
     def __init__(
-        self, recipe: Recipe, features: Features, *, dtype: torch.dtype = torch.float32, negatives: UniformNegatives | None = None
+        self,
+        recipe: Recipe,
+        features: Features,
+        *,
+        dtype: torch.dtype = torch.float32,
+        negatives: UniformNegatives | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.features, self.dtype = recipe, features, dtype
         self.negatives = negatives or UniformNegatives(features.num_items)
@@ -54,25 +66,17 @@ class Recommender:
                 user_features=recipe.user_features,
                 item_features=recipe.item_features,
             ).to(dtype)
-        config = recipe.tables
-        rule = make_rule(config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
-        seed, dim = derive_seed(recipe.seed, _TABLES), recipe.model.dim
-        self.tables = TableCollection(
-            [
-                MemoryTable(name, rows, dim, rule, seed=seed, init_scale=config.init_scale, dtype=dtype)
-                for name, rows in features.table_sizes().items()
-            ]
-        )
+        self.tables = build_tables(recipe, features, dtype, ranks)
 
     @classmethod
-    def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32) -> "Recommender":
+    def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE) -> "Recommender":
         """A new recommender for the items, features and popularity of a store."""
         negatives = None
         if recipe.loss.sampling == "popularity":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
             counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
             negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
-        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives)
+        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks)
 
     def gather(self, batch: JaggedBatch, step: int) -> Gathered:
         """Look up every row a training step needs: history, features, targets, negatives."""
@@ -118,7 +122,7 @@ class Recommender:
     @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
         """Retrieval: every item's output embedding, as the loss compares it: scores are queries_SD @ catalogue_ND.T."""
-        return self._directions(self.tables[ITEM].all_rows())
+        return self._directions(self.tables.all_rows(ITEM))
 
     @torch.no_grad()
     def predict_SA(self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
@@ -166,3 +170,33 @@ class Recommender:
         weights_A = torch.tensor([task.weight for task in self.recipe.tasks.values()], dtype=self.dtype)
         labels_SA = labels_TA(self.recipe, gathered.batch, self.dtype)[supervised_S]
         return ranking_loss(self.forward(gathered)[supervised_S], labels_SA, weights_A)
+
+
+def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: Ranks) -> TableCollection:
+    """This rank's part of the tables, connected with the ranks that hold the rest and with the replicas."""
+    config = recipe.tables
+    rule = make_rule(config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+    averaged, lr_factor = config.replicas == "averaged" and ranks.replica_group is not None, 1.0
+    if averaged:
+        rule, lr_factor = rescaled_for_averaging(rule, ranks.replicas)
+    placement = None if rule.moves_untouched_rows else Placement(ranks.shards)
+    tables: list[Tier] = [
+        MemoryTable(
+            name,
+            rows,
+            recipe.model.dim,
+            rule,
+            seed=derive_seed(recipe.seed, _TABLES),
+            init_scale=config.init_scale,
+            dtype=dtype,
+            placement=placement,
+            rank=ranks.shard,
+        )
+        for name, rows in features.table_sizes().items()
+    ]
+    replicas: Replicas | None = None
+    if ranks.replica_group is not None:
+        lane, whole = Lane(ranks.replica_group), frozenset(table.name for table in tables if table.rule.moves_untouched_rows)
+        replicas = AveragedWeights(lane, config.average_every, lr_factor) if averaged else SummedGradients(lane, whole)
+    exchange = Exchange({table.name: table for table in tables}, ranks.shard_group, transport=config.transport)
+    return TableCollection(tables, exchange, replicas)

@@ -13,6 +13,7 @@ from slipstream.data.sampler import TrainingSampler
 from slipstream.models.flops import training_flops
 from slipstream.training.checkpoint import BEST, save_checkpoint
 from slipstream.training.loop import Hooks, Progress, total_steps
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
 from slipstream.training.telemetry import Meter, MetricsFile, ProgressLine, TensorBoard, describe, measure_peak_flops
 
@@ -32,7 +33,7 @@ def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
 
 
 class Recorder:
-    """One session of one run."""
+    """One session of one run. Every rank has one and calls it alike; rank 0's writes and speaks."""
 
     def __init__(
         self,
@@ -43,47 +44,65 @@ class Recorder:
         progress: Progress,
         *,
         quiet: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.directory, self.progress = directory, progress
+        self.directory, self.progress, self.ranks = directory, progress, ranks
         self.recommender, self.optimizer, self.sampler = recommender, optimizer, sampler
         self.config = recommender.recipe.train
-        self.metrics = MetricsFile(directory / "metrics.jsonl", progress.step)
-        self.board = TensorBoard(directory / "tensorboard", progress.step, self.config.tensorboard)
-        self.line = ProgressLine(self.config.epochs, quiet=quiet)
-        self.meter = Meter(measure_peak_flops())
+        self.metrics = MetricsFile(directory / "metrics.jsonl", progress.step) if ranks.first else None
+        self.board = TensorBoard(directory / "tensorboard", progress.step, self.config.tensorboard and ranks.first)
+        self.line = ProgressLine(self.config.epochs, quiet=quiet or not ranks.first)
+        self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
         self._figures: dict[str, Any] = {}
+        self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step
 
     def hooks(self, judge: Callable[[], dict[str, float]] | None, stop: threading.Event) -> Hooks:
         return Hooks(judge, self.on_step, self.on_log, self.on_evaluation, self.save, stop)
 
     def on_step(self, progress: Progress, batch: JaggedBatch) -> None:
-        self.meter.add(batch.num_tokens, step_flops(self.recommender, batch))
+        self._tokens += batch.num_tokens
+        self._flops += step_flops(self.recommender, batch)
 
     def on_log(self, progress: Progress, record: dict[str, Any]) -> None:
+        tokens, flops = self.ranks.sum([self._tokens, self._flops])
+        self._tokens, self._flops = 0, 0
+        self.meter.add(int(tokens), flops)
         reading = self.meter.read()
-        self.metrics.append({"step": progress.step, "epoch": progress.epochs_done, **record, **reading})
+        self._append({"step": progress.step, "epoch": progress.epochs_done, **record, **reading})
         self.board.scalars("train", progress.step, {**record, **reading})
         self._figures |= {**record, **reading}
         self._show(progress)
 
     def on_evaluation(self, progress: Progress, is_best: bool) -> None:
-        self.metrics.append({"step": progress.step, "epoch": progress.epochs_done, "validation": progress.metrics, "best": is_best})
+        self._append({"step": progress.step, "epoch": progress.epochs_done, "validation": progress.metrics, "best": is_best})
         self.board.scalars("validation", progress.step, progress.metrics)
         self._figures |= {name: value for name, value in progress.metrics.items() if name == "HR@10"}
         self._show(progress, now=True)
         if is_best:
-            save_checkpoint(self.directory / "checkpoints", progress.step, self.recommender, None, {}, kind=BEST)
+            checkpoints = self.directory / "checkpoints"
+            save_checkpoint(checkpoints, progress.step, self.recommender, None, {}, kind=BEST, ranks=self.ranks)
 
     def save(self, progress: Progress) -> None:
         state = {"progress": progress.to_json(), "sampler": self.sampler.state_dict()}
         save_checkpoint(
-            self.directory / "checkpoints", progress.step, self.recommender, self.optimizer, state, keep=self.config.keep_last
+            self.directory / "checkpoints",
+            progress.step,
+            self.recommender,
+            self.optimizer,
+            state,
+            keep=self.config.keep_last,
+            ranks=self.ranks,
         )
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.append(record)
 
     def close(self) -> None:
         self.line.close()
-        self.metrics.close()
+        if self.metrics is not None:
+            self.metrics.close()
         self.board.close()
 
     def _show(self, progress: Progress, *, now: bool = False) -> None:

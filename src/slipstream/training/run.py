@@ -11,6 +11,7 @@ The same recipe and data in the same directory go on where the newest checkpoint
 
 import contextlib
 import fcntl
+import functools
 import os
 import platform
 import shutil
@@ -36,6 +37,7 @@ from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, 
 from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.ranks import Ranks, joined
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
 
@@ -66,9 +68,10 @@ def train(
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> RunResult:
-    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it cleanly after a step."""
-    directory = Path(run_dir)
-    refuse_many_ranks()
+    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it cleanly after a step.
+
+    Under torchrun this is one of the ranks: they share the batch, the tables and the directory (a file system all of them see).
+    """
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
             f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; "
@@ -76,26 +79,57 @@ def train(
         )
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate
-
-        evaluate = default_evaluate
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
-    directory.mkdir(parents=True, exist_ok=True)
-    with sole_user(directory), stop_signals() as stop:
+    with joined(recipe.train.mesh, recipe.train.rank_timeout) as ranks, stop_signals() as stop, contextlib.ExitStack() as held:
+        judging = evaluate
+        if judging is None and recipe.train.evaluate_every:
+            judging = functools.partial(default_evaluate, ranks=ranks)
+        return _train(recipe, store, Path(run_dir), judging, ranks, stop, held, quiet=quiet, dtype=dtype)
+
+
+def _train(
+    recipe: Recipe,
+    store: SequenceStore,
+    directory: Path,
+    evaluate: Evaluate | None,
+    ranks: Ranks,
+    stop: threading.Event,
+    held: contextlib.ExitStack,
+    *,
+    quiet: bool,
+    dtype: torch.dtype,
+) -> RunResult:
+    """One rank's session: rank 0 opens the directory for all, everybody loads its part, and the loop begins."""
+
+    def open_for_all() -> dict[str, Any]:
+        directory.mkdir(parents=True, exist_ok=True)
+        held.enter_context(sole_user(directory))
         sweep(directory)
-        earlier = open_directory(directory, recipe, store)
-        recommender = Recommender.build(recipe, store, dtype)
-        optimizer = make_adamw(recommender.model, recipe.optimizer)
-        sampler = TrainingSampler(store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task)
-        progress = Progress()
-        if (newest := latest(directory / "checkpoints")) is not None:
-            state = load_checkpoint(newest, recommender, optimizer)
-            sampler.load_state_dict(state["sampler"])
-            progress = Progress(**state["progress"])
-        judge = None if evaluate is None else lambda: evaluate(recommender, store, recipe, "validation")
-        recorder = Recorder(directory, recommender, optimizer, sampler, progress, quiet=quiet)
-        return _run(recorder, judge, stop, earlier)
+        newest = latest(directory / "checkpoints")
+        return {"earlier": open_directory(directory, recipe, store), "newest": None if newest is None else newest.name}
+
+    opened = ranks.first_does(open_for_all)
+    recommender = Recommender.build(recipe, store, dtype, ranks)
+    optimizer = make_adamw(recommender.model, recipe.optimizer)
+    sampler = TrainingSampler(
+        store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task, rank=ranks.rank, world_size=ranks.world
+    )
+    progress = Progress()
+    if opened["newest"] is not None:
+        state = load_checkpoint(directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks)
+        sampler.load_state_dict(state["sampler"])
+        progress = Progress(**state["progress"])
+
+    def judge() -> dict[str, float]:
+        assert evaluate is not None
+        recommender.tables.settle()
+        figures = evaluate(recommender, store, recipe, "validation")
+        return ranks.first_does(lambda: figures)
+
+    recorder = Recorder(directory, recommender, optimizer, sampler, progress, quiet=quiet, ranks=ranks)
+    return _run(recorder, judge if evaluate is not None else None, stop, opened["earlier"])
 
 
 def _run(
@@ -113,13 +147,14 @@ def _run(
             "best_step": progress.best_step,
             "metrics": progress.best_metrics,
         }
-        write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
+        if recorder.ranks.first:
+            write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
         return seconds
 
     note("running")
     try:
         hooks = recorder.hooks(judge, stop)
-        status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks)
+        status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks, recorder.ranks)
         seconds = note(status)
     except BaseException as error:
         with contextlib.suppress(SlipstreamError):  # a full disk refuses this note too; the first error is the one to tell
@@ -223,12 +258,6 @@ def open_run(
     recommender = Recommender.build(recipe, store)
     load_weights(found, recommender)
     return recipe, store, recommender
-
-
-def refuse_many_ranks() -> None:
-    """torchrun with one rank is a plain run; more ranks need a distributed schedule."""
-    if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise SlipstreamError(f"schedule 'synchronous' trains on one rank, but torchrun started {world}; use --nproc-per-node 1")
 
 
 @contextlib.contextmanager

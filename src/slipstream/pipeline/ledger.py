@@ -1,0 +1,118 @@
+"""What has ended so far: the one place where lanes wait for each other and learn that there is nothing to wait for any more."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from slipstream.pipeline import hazards
+from slipstream.pipeline.hazards import Task
+from slipstream.pipeline.schedule import PACE, Schedule
+
+FOREVER = 1 << 62
+_REMEMBERED = 64  # steps behind the newest update that are still known; no schedule looks back that far
+
+
+class Ledger:
+    """Ended tasks and the reasons to stop, shared by all lanes."""
+
+    def __init__(self, schedule: Schedule, lanes: int) -> None:
+        self._schedule, self._lanes = schedule, lanes
+        self._changed = threading.Condition()
+        self._ended: dict[Task, float] = {}
+        self._micros: dict[int, int] = {}
+        self._waiting: dict[int, Task] = {}  # thread -> what it waits for
+        self._left = 0  # lanes that are gone
+        self.last = FOREVER  # steps from here on do not exist
+        self.stopping = False  # leave after the running task
+        self.closing = False  # leave when nobody can go on
+        self.error: BaseException | None = None
+
+    def micros(self, step: int) -> int:
+        return self._micros[step]
+
+    def needs(self, task: Task) -> list[Task]:
+        return list(hazards.needs(self._schedule, task, self.micros))
+
+    def ended_at(self, task: Task) -> float:
+        """When a task ended; 0 for one long forgotten."""
+        return self._ended.get(task, 0.0)
+
+    def note(self, task: Task, ended: float, micros: int | None) -> None:
+        """A task has ended; the first stage of a step also tells its number of micro-batches."""
+        with self._changed:
+            if micros is not None:
+                self._micros[task.step] = micros
+            self._ended[task] = ended
+            if task.stage == PACE:
+                self._forget(task.step - _REMEMBERED)
+            self._changed.notify_all()
+
+    def _forget(self, step: int) -> None:
+        if step in self._micros:
+            self._ended = {task: ended for task, ended in self._ended.items() if task.step > step}
+            self._micros = {each: micros for each, micros in self._micros.items() if each > step}
+
+    def wait(self, task: Task) -> bool:
+        """Wait until a task has ended; False when it never will."""
+        if task in self._ended:
+            return True
+        me = threading.get_ident()
+        with self._changed:
+            self._waiting[me] = task
+            if self.closing:
+                self._changed.notify_all()
+            try:
+                while task not in self._ended:
+                    if self.stopping or task.step >= self.last or (self.closing and self._nobody_can_go_on()):
+                        return False
+                    self._changed.wait(timeout=1.0)
+            finally:
+                del self._waiting[me]
+        return True
+
+    def _nobody_can_go_on(self) -> bool:
+        idle = self._left + sum(task not in self._ended for task in self._waiting.values())
+        if idle < self._lanes:
+            return False
+        self.stopping = True  # so that all of them see the same, whoever looks first
+        self._changed.notify_all()
+        return True
+
+    def unfinished(self, stage: str) -> list[Task]:
+        """Tasks of a stage that could run and have not."""
+        tasks = [Task(stage, step) for step in sorted(self._micros)]
+        return [task for task in tasks if task not in self._ended and all(need in self._ended for need in self.needs(task))]
+
+    def end(self, step: int) -> None:
+        self._change(lambda: setattr(self, "last", min(self.last, step)))
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Everybody leaves after the running task; the first error is the one to tell."""
+
+        def change() -> None:
+            if error is not None and self.error is None:
+                self.error = error
+            self.stopping = True
+
+        self._change(change)
+
+    def close(self) -> None:
+        """Everybody goes on as far as the caller's last step allows, then leaves."""
+        self._change(lambda: setattr(self, "closing", True))
+
+    def leave(self) -> None:
+        """A lane is gone."""
+        self._change(lambda: setattr(self, "_left", self._left + 1))
+
+    def all_left(self, seconds: float) -> bool:
+        """Wait for all lanes to be gone, in short waits so that Ctrl-C is heard."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._left < self._lanes and time.monotonic() < deadline:
+                self._changed.wait(timeout=0.2)
+            return self._left >= self._lanes
+
+    def _change(self, change: Callable[[], None]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()

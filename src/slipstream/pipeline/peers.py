@@ -1,0 +1,103 @@
+"""The other ranks, as a pipeline needs them: process groups of their own for every network lane, and the sums all ranks share.
+
+Ranks stand in a mesh of replicas x shards (rank = replica * shards + shard). Keys, rows and gradients travel on different groups,
+each used by one lane in one fixed order, so they overlap without ever being confused. Alone, everything is the identity.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from slipstream.pipeline.schedule import Lane
+from slipstream.tables.exchange import Exchange, Gradients
+from slipstream.tables.lanes import Lane as Wire
+from slipstream.tables.replicas import SummedGradients
+
+_CUTTING = threading.Lock()  # torch keeps its groups in plain dictionaries
+
+
+class Peers:
+    """One rank's view. With `world` > 1 it is collective to build: all ranks of the default group, in the same order."""
+
+    def __init__(
+        self, exchange: Exchange, *, world: int = 1, replicas: int = 1, timeout: timedelta = timedelta(minutes=10)
+    ) -> None:
+        self.alone, self.replicas = world == 1, replicas
+        self.keys = self.rows = self.gradients = exchange
+        self.everybody: Wire | None = None  # of the gradients lane
+        self._wires: dict[Lane, list[Wire]] = {}
+        if self.alone:
+            return
+        places = torch.arange(world).view(replicas, world // replicas)
+
+        def group(members: Sequence[Sequence[int]]) -> dist.ProcessGroup:
+            """This rank's of several groups that all ranks make together."""
+            made = [(dist.new_group(list(row), timeout=timeout), dist.get_rank() in row) for row in members]
+            return next(each for each, inside in made if inside)
+
+        def wire(members: Sequence[Sequence[int]], lane: Lane) -> Wire:
+            self._wires.setdefault(lane, []).append(Wire(group(members)))
+            return self._wires[lane][-1]
+
+        everybody, shards, copies = [list(range(world))], places.tolist(), places.T.tolist()
+        self._agreement = wire(everybody, Lane.NETWORK)
+        self.everybody = wire(everybody, Lane.GRADIENTS)
+        if world > replicas:
+            self.keys, self.rows, self.gradients = (exchange.on(group(shards)) for _ in range(3))
+            for lane, twin in zip((Lane.NETWORK, Lane.ROWS, Lane.GRADIENTS), (self.keys, self.rows, self.gradients), strict=True):
+                if twin.lane is not None:
+                    self._wires.setdefault(lane, []).append(twin.lane)
+        if replicas > 1:
+            self._replica_keys = wire(copies, Lane.NETWORK)
+            self._replica_sums = SummedGradients(wire(copies, Lane.GRADIENTS))
+
+    @property
+    def give_up(self) -> Mapping[Lane, Callable[[], None]]:
+        """What a network lane does as it leaves after an error: close its groups, so that peers in them fail instead of waiting."""
+
+        def closing(wires: list[Wire]) -> Callable[[], None]:
+            return lambda: [_cut(wire) for wire in wires] and None
+
+        return {lane: closing(wires) for lane, wires in self._wires.items()}
+
+    def agree(self, count: int, has_data: bool, stop: bool) -> tuple[int, bool]:
+        """Keys lane: the supervised tokens of a step, and whether there is one: somebody has data, nobody was asked to stop."""
+        if self.alone:
+            return count, has_data and not stop
+        total = self._agreement.sum_(torch.tensor([count, int(has_data), int(stop)])).tolist()
+        return total[0], total[1] > 0 and total[2] == 0
+
+    def union(self, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Keys lane: the keys whose rows this rank will move: with replicas also those the other replicas touch."""
+        if self.replicas == 1:
+            return dict(keys)
+        everyone = self._replica_keys.share(list(keys.values()))
+        return {name: torch.unique(torch.cat(parts)) for name, parts in zip(keys, zip(*everyone, strict=True), strict=True)}
+
+    def sum_replicas(self, gradients: Gradients) -> Gradients:
+        """Gradients lane: gradients of the same rows summed over the replicas, in replica order."""
+        return gradients if self.replicas == 1 else self._replica_sums.before_update(gradients)
+
+    def sum_loss(self, loss_sum: float) -> float:
+        """Gradients lane: the loss of all ranks."""
+        return loss_sum if self.everybody is None else float(self.everybody.sum_(torch.tensor([loss_sum], dtype=torch.float64))[0])
+
+    def close(self) -> None:
+        """Let the groups go."""
+        for wires in self._wires.values():
+            for wire in wires:
+                _cut(wire)
+        self._wires = {}
+
+
+def _cut(wire: Wire) -> None:
+    """Destroy a wire's group. Its connections close when nobody refers to it any more, so the wire forgets it."""
+    with _CUTTING:
+        group = wire.__dict__.pop("group", None)
+        if group is not None:
+            with suppress(RuntimeError, ValueError, AssertionError):
+                dist.destroy_process_group(group)

@@ -1,0 +1,217 @@
+"""A training run as a pipeline: the stages of `slipstream.pipeline.schedule` bound to a work, its tables and its exchange.
+
+    with Pipeline(make_schedule("nested"), work, tables, Peers(exchange)) as pipeline:
+        for done in pipeline.steps():
+            ...                       # done.step, done.loss_sum, done.count
+            with pipeline.settled():  # rows are in the tables, and nobody touches these meanwhile
+                save()
+
+Every step's rows live in a buffer of its own (`RowBuffer`): retrieved ahead, made current by copies from the buffers before, lent,
+moved by the tables' own rule, written back. Gradients of micro-batches are summed at the owner in the micro-batches' order, so the
+result does not depend on when anything ran.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slipstream.pipeline import hazards
+from slipstream.pipeline.buffers import RowBuffer
+from slipstream.pipeline.engine import Action, Delay, Engine
+from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.refusals import refuse
+from slipstream.pipeline.schedule import Lane, Schedule
+from slipstream.pipeline.trace import Trace
+from slipstream.pipeline.work import Micro, Work
+from slipstream.tables.exchange import Lookups, Route
+from slipstream.tables.tier import Tier
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished step, as the caller sees it."""
+
+    step: int
+    batch: Any  # what the work's next_batch gave
+    loss_sum: float  # over all ranks
+    count: int  # supervised tokens, over all ranks
+
+
+@dataclass
+class _Step:
+    """What one step carries from stage to stage."""
+
+    batch: Any
+    micros: list[Micro]
+    count: int = 0
+    routes: list[Route] = field(default_factory=list)
+    own: dict[str, torch.Tensor] = field(default_factory=dict)  # table -> unique ascending keys this rank is asked for
+    keys: dict[str, torch.Tensor] = field(default_factory=dict)  # and those it moves: with replicas also what others are asked for
+    own_places: list[dict[str, torch.Tensor]] = field(default_factory=list)  # per micro-batch: its owned keys' places in `own`
+    places: list[dict[str, torch.Tensor]] = field(default_factory=list)  # and in `keys`
+    origins: dict[str, hazards.Sources] = field(default_factory=dict)
+    buffers: dict[str, RowBuffer] = field(default_factory=dict)
+    lookups: dict[int, Lookups] = field(default_factory=dict)
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss: torch.Tensor | None = None
+    loss_sum: float = 0.0
+
+
+class Pipeline:
+    """Runs `work` over `tables` by `schedule`. Steps are counted from `first_step`; leaving the context stops all lanes."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        work: Work,
+        tables: Mapping[str, Tier],
+        peers: Peers,
+        *,
+        first_step: int = 0,
+        trace: Trace | None = None,
+        delay: Delay | None = None,
+    ) -> None:
+        refuse(schedule, work, tables)
+        self.schedule, self.work, self.tables, self.peers, self.first_step = schedule, work, dict(tables), peers, first_step
+        self.trace = trace or Trace()
+        self._steps: dict[int, _Step] = {}
+        self._newest, self._stop_asked = -1, False
+        actions: dict[str, Action] = {stage.name: getattr(self, f"_{stage.name}") for stage in schedule.stages}
+        self._engine = Engine(schedule, actions, trace=self.trace, delay=delay, give_up=peers.give_up)
+        self._running: Iterator[int] | None = None
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def steps(self) -> Iterator[Done]:
+        """Finished steps, until the data of all ranks has ended."""
+        self._running = self._engine.steps()
+        for step in self._running:
+            self._newest = step
+            now = self._steps[step]
+            yield Done(self.first_step + step, now.batch, now.loss_sum, now.count)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Inside, the tables hold every update so far, flushed, and no lane touches them."""
+        if self._newest >= 0:
+            self._engine.settle(self._newest)
+        with self._engine.pause(Lane.TABLE):
+            for table in self.tables.values():
+                table.flush()
+            yield
+
+    def ask_to_stop(self) -> None:
+        """End after the next step all ranks agree on (a few steps on: those whose keys are routed already are finished)."""
+        self._stop_asked = True
+
+    def close(self) -> None:
+        """Stop all lanes; rows are back in the tables, and flushed."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()  # type: ignore[attr-defined]
+            for table in self.tables.values():
+                table.flush()
+
+    # The stages, each called by its lane.
+
+    def _load(self, step: int, micro: int) -> int:
+        batch = self.work.next_batch()
+        if batch is None and self.peers.alone:
+            self._engine.end(step)
+            return 0
+        micros = self.work.cut(batch, self.first_step + step, self.schedule.micro_batches)
+        if len(micros) != self.schedule.micro_batches:
+            raise ValueError(f"the work cut a batch into {len(micros)} parts, not {self.schedule.micro_batches}")
+        self._steps[step] = _Step(batch, micros)
+        return len(micros)
+
+    def _route(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        counted = sum(each.count for each in now.micros)
+        now.count, going_on = self.peers.agree(counted, now.batch is not None, self._stop_asked)
+        if not going_on:
+            self._engine.end(step)
+            return
+        now.routes = [self.peers.keys.route(each.keys) for each in now.micros]
+        for name in now.routes[0].owned:
+            owned = [route.owned[name] for route in now.routes]
+            now.own[name] = owned[0] if len(owned) == 1 else torch.unique(torch.cat(owned))
+        now.keys = self.peers.union(now.own)
+        now.own_places = [_places(route, now.own) for route in now.routes]
+        now.places = now.own_places if self.peers.replicas == 1 else [_places(route, now.keys) for route in now.routes]
+
+    def _retrieve(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        holders = [each for each in hazards.copied_from(self.schedule, step) if each >= 0]
+        for name, keys_U in now.keys.items():
+            held = {each: self._steps[each].keys[name] for each in holders if name in self._steps[each].keys}
+            origin = now.origins[name] = hazards.sources(keys_U, held)
+            rows = self.tables[name].read(keys_U[origin.rest_R] if origin.copies else keys_U)
+            now.buffers[name] = RowBuffer.retrieved(keys_U, origin.rest_R, rows)
+
+    def _synchronise(self, step: int, micro: int) -> None:
+        for name, buffer in self._steps[step].buffers.items():
+            buffer.copy_from(self._steps[step].origins[name], self._holders(name, hazards.copied_from(self.schedule, step)))
+
+    def _refresh(self, step: int, micro: int) -> None:
+        for name, buffer in self._steps[step].buffers.items():
+            holders = self._holders(name, hazards.refreshed_from(self.schedule, step))
+            buffer.copy_from(hazards.sources(buffer.keys_U, {each: held.keys_U for each, held in holders.items()}), holders)
+
+    def _holders(self, name: str, steps: range) -> dict[int, RowBuffer]:
+        return {each: self._steps[each].buffers[name] for each in steps if each >= 0 and name in self._steps[each].buffers}
+
+    def _answer(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        rows = {name: now.buffers[name].lend(places_O) for name, places_O in now.places[micro].items()}
+        now.lookups[micro] = self.peers.rows.answer(now.routes[micro], rows)
+
+    def _compute(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        if now.micros[micro].content is None:
+            return
+        loss = self.work.loss(now.micros[micro], self.first_step + step, now.lookups[micro])
+        (loss / max(now.count, 1)).backward()
+        now.loss = loss.detach() if now.loss is None else now.loss + loss.detach()
+
+    def _collect(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        collected = self.peers.gradients.collect(now.routes[micro], now.lookups.pop(micro))
+        for name, (_, grads_OD) in collected.items():
+            places_O, whole = now.own_places[micro][name], now.own[name].numel()
+            if name not in now.grads and places_O.numel() == whole:
+                now.grads[name] = grads_OD
+            else:
+                total_UD = now.grads.setdefault(name, grads_OD.new_zeros(whole, grads_OD.shape[1]))
+                total_UD.index_add_(0, places_O, grads_OD)
+
+    def _reduce(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        summed = self.peers.sum_replicas({name: (now.own[name], grads_UD) for name, grads_UD in now.grads.items()})
+        now.grads = {name: grads_UD for name, (_, grads_UD) in summed.items()}
+        self.work.sum_dense(self.peers.everybody)
+        now.loss_sum = self.peers.sum_loss(0.0 if now.loss is None else float(now.loss))
+
+    def _update(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        lr = self.work.table_lr(self.first_step + step)
+        for name, buffer in now.buffers.items():
+            buffer.move(self.tables[name].rule, now.grads.pop(name), lr)
+        self.work.step_dense(self.first_step + step)
+
+    def _write(self, step: int, micro: int) -> None:
+        for name, buffer in self._steps[step].buffers.items():
+            self.tables[name].write(buffer.keys_U, buffer.rows())
+        for old in [each for each in self._steps if hazards.kept_until(self.schedule, each) <= step and each < step]:
+            del self._steps[old]
+
+
+def _places(route: Route, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.searchsorted(keys[name], owned_O) for name, owned_O in route.owned.items()}

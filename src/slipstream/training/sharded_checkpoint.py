@@ -1,0 +1,243 @@
+"""Checkpoints of many ranks: every rank writes its own rows, and any number of ranks reads them back.
+
+Rows lie as one long list per table, ascending by (slice, key): `tables/item/keys`, `…/weights`, `…/state.m` and, to find one's way,
+`…/slices` (rows in each of the 65,536 slices). A rank owns a contiguous range of slices, so it writes a contiguous part of the
+list, and on another mesh reads another contiguous part. Dense weights and whole tables are written by rank 0. Rows pass by in
+chunks, so that a table larger than memory can be saved.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from slipstream.errors import SlipstreamError
+from slipstream.tables.slices import SLICES, Placement, slice_of
+from slipstream.tables.tier import CHUNK, Rows, Tier, row_state
+from slipstream.training.plain_metadata import PlainReader, PlainWriter
+from slipstream.training.ranks import Ranks
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class TablePart:
+    """The rows of one table this rank saves: `keys` ascending by (slice, key), first one at `start` of `total`."""
+
+    table: Tier
+    slices: tuple[int, int]
+    keys: torch.Tensor
+    start: int = 0
+    total: int = 0
+    _read: tuple[int, Rows] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, table: Tier, slices: tuple[int, int]) -> "TablePart":
+        parts = [keys_U for keys_U, _ in table.touched()]
+        return cls(table, slices, torch.cat([torch.empty(0, dtype=torch.int64), *parts]))
+
+    def entries(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape (without the rows' axis) of everything a row has."""
+        state = row_state(self.table.rule, self.table.dim, self.table.dtype)
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"keys": (torch.int64, ())}
+        found["weights"] = (self.table.dtype, (self.table.dim,))
+        return found | {f"state.{name}": (one.dtype, tuple(one.shape[1:])) for name, one in state.items()}
+
+    def write_items(self) -> Iterator[tuple[WriteItem, str, int]]:
+        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and where its rows begin in `keys`."""
+        low, high = self.slices
+        yield _write_item(f"tables/{self.table.name}/slices", torch.int64, (low,), (high - low,), (SLICES,)), "slices", 0
+        for begin in range(0, self.keys.numel(), CHUNK):
+            count = min(CHUNK, self.keys.numel() - begin)
+            for entry, (dtype, shape) in self.entries().items():
+                offsets, sizes = (self.start + begin, *[0] * len(shape)), (count, *shape)
+                name = f"tables/{self.table.name}/{entry}"
+                yield _write_item(name, dtype, offsets, sizes, (self.total, *shape)), entry, begin
+
+    def data(self, entry: str, begin: int) -> torch.Tensor:
+        """The values of one write item."""
+        if entry == "slices":
+            return torch.bincount(slice_of(self.keys), minlength=SLICES)[slice(*self.slices)].clone()
+        keys_U = self.keys[begin : begin + CHUNK].clone()
+        if entry == "keys":
+            return keys_U
+        if self._read is None or self._read[0] != begin:
+            self._read = (begin, self.table.read(keys_U))
+        rows = self._read[1]
+        return rows.weights_UD if entry == "weights" else rows.state[entry.removeprefix("state.")]
+
+
+def _write_item(
+    name: str, dtype: torch.dtype, offsets: tuple[int, ...], sizes: tuple[int, ...], size: tuple[int, ...]
+) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    written = TensorWriteData(chunk, TensorProperties(dtype=dtype), torch.Size(size))
+    return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=written)
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """This rank's dense tensors and parts of tables; rows are read when their turn to be written comes."""
+
+    def __init__(self, dense: Tensors, parts: list[TablePart]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._dense = dense
+        self._sources: dict[MetadataIndex, tuple[TablePart, str, int]] = {}
+        self._items = [
+            _write_item(name, value.dtype, (0,) * value.dim(), tuple(value.shape), tuple(value.shape))
+            for name, value in dense.items()
+        ]
+        for part in parts:
+            for item, entry, begin in part.write_items():
+                self._items.append(item)
+                self._sources[item.index] = (part, entry, begin)
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan(self._items)
+        return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        source = self._sources.get(write_item.index)
+        if source is None:
+            return self._dense[write_item.index.fqn].detach().contiguous()
+        part, entry, begin = source
+        return part.data(entry, begin)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Fills tensors from their first axis' place `starts[name]` on (0 where not told)."""
+
+    def __init__(self, targets: Tensors, starts: dict[str, int]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._targets, self._starts = targets, starts
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        items: list[ReadItem] = []
+        for name, target in self._targets.items():
+            offsets = torch.Size([self._starts.get(name, 0), *[0] * (target.dim() - 1)] if target.dim() else [])
+            stored = self.metadata.state_dict_metadata[name]
+            assert isinstance(stored, TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(name, stored, [ChunkStorageMetadata(offsets, target.shape)])
+        return LoadPlan(items)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        target = self._targets[read_item.dest_index.fqn]
+        for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(axis, offset, length)
+        return target
+
+
+def save_sharded(directory: Path, dense: Tensors, tables: dict[str, Tier], ranks: Ranks) -> None:
+    """Write `dense` (given by rank 0 alone) and everybody's rows into `directory`, which exists. Collective.
+
+    Replicas hold the same rows, so the first one writes. A rank that cannot write makes all ranks fail.
+    """
+    parts: list[TablePart] = []
+    failure: Exception | None = None
+    if ranks.rank < ranks.shards:
+        try:
+            parts = [TablePart.of(table, Placement(ranks.shards).slices(ranks.shard)) for table in tables.values()]
+        except (OSError, SlipstreamError) as error:
+            failure = error
+    ranks.all_did(failure)
+    group, rank = (None, 0) if ranks.everybody is None else (ranks.everybody.group, ranks.rank)
+    counts = [part.keys.numel() for part in parts] if parts else [0] * len(tables)
+    counts_WC = torch.tensor([counts]) if ranks.everybody is None else ranks.everybody.gather_counts(torch.tensor(counts))
+    for part, before, total in zip(parts, counts_WC[:rank].sum(0).tolist(), counts_WC.sum(0).tolist(), strict=False):
+        part.start, part.total = before, total
+    try:
+        dcp.save(
+            {},
+            storage_writer=PlainWriter(directory, sync_files=False),
+            planner=_SavePlanner(dense, parts),
+            process_group=group,
+            no_dist=group is None,
+        )
+    except CheckpointException as error:
+        rank, failure = sorted(error.failures.items())[0]
+        reason = failure[0] if isinstance(failure, tuple) else failure
+        raise SlipstreamError(
+            f"rank {rank} could not write its part of {directory.name}: {reason}; older checkpoints are whole"
+        ) from error
+
+
+class ShardedReader:
+    """An opened checkpoint of many ranks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader = PlainReader(path)
+        self.stored: dict[str, TensorStorageMetadata] = self._reader.read_metadata().state_dict_metadata  # type: ignore[assignment]
+
+    def read(self, shapes: dict[str, tuple[int, int]]) -> Tensors:
+        """Rows begin … end of the named tensors."""
+        targets, starts = {}, {}
+        for name, (begin, end) in shapes.items():
+            kind = self.stored[name]
+            targets[name], starts[name] = torch.empty(end - begin, *kind.size[1:], dtype=kind.properties.dtype), begin
+        return self._fill(targets, starts)
+
+    def dense(self, prefixes: tuple[str, ...]) -> Tensors:
+        """Every whole tensor whose name begins with one of `prefixes`."""
+        wanted = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
+        return self._fill({name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in wanted.items()}, {})
+
+    def _fill(self, targets: Tensors, starts: dict[str, int]) -> Tensors:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that a single process loads is what is meant
+                dcp.load({}, storage_reader=self._reader, planner=_LoadPlanner(targets, starts), no_dist=True)
+        except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+            raise SlipstreamError(f"{self.path} is not a readable checkpoint: {_first_reason(error)}") from error
+        return targets
+
+    def load_table(self, table: Tier, slices: tuple[int, int]) -> None:
+        """Put the rows of these slices into `table`, which has never been trained."""
+        prefix = f"tables/{table.name}/"
+        mine = TablePart(table, slices, torch.empty(0, dtype=torch.int64)).entries()
+        if f"{prefix}keys" not in self.stored:
+            if f"{prefix}slices" not in self.stored:
+                raise SlipstreamError(f"{self.path} has no table '{table.name}'; use the recipe it was trained with")
+            return  # nobody ever touched a row of it
+        total = self.stored[f"{prefix}keys"].size[0]
+        found = {name.removeprefix(prefix): kind for name, kind in self.stored.items() if name.startswith(prefix)}
+        fits = {entry: (kind.properties.dtype, tuple(kind.size)) for entry, kind in found.items() if entry != "slices"}
+        if fits != {entry: (dtype, (total, *shape)) for entry, (dtype, shape) in mine.items()}:
+            raise SlipstreamError(
+                f"the saved rows of table '{table.name}' do not fit: this table has rows of {table.dim} ({table.dtype}) with rule "
+                f"{table.rule.name}; use the recipe it was trained with"
+            )
+        ends_S = self.read({f"{prefix}slices": (0, SLICES)})[f"{prefix}slices"].cumsum(0)
+        first, last = (int(ends_S[border - 1]) if border else 0 for border in slices)
+        for begin in range(first, last, CHUNK):
+            part = (begin, min(begin + CHUNK, last))
+            rows = {name.removeprefix(prefix): value for name, value in self.read({prefix + e: part for e in mine}).items()}
+            keys_U, weights_UD = rows.pop("keys"), rows.pop("weights")
+            order_U = keys_U.argsort()
+            state = {name.removeprefix("state."): value[order_U] for name, value in rows.items()}
+            table.write(keys_U[order_U], Rows(weights_UD[order_U], state))
+
+
+def _first_reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        failure = next(iter(error.failures.values()))
+        return str(failure[0] if isinstance(failure, tuple) else failure).splitlines()[0]
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a checkpoint was written rank by rank."""
+    return (path / "metadata.json").exists()

@@ -1,0 +1,65 @@
+"""Every schedule of staleness 0 gives the bits of the plain loop; stale ones those of the hand-written stale loop."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from pipeline_problem import RULES, Problem, SmallWork, differences, make_tables, outcome, plain_outcome, stale_loop
+from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.pipeline import Pipeline
+from slipstream.pipeline.schedule import make_schedule
+from slipstream.tables.exchange import Exchange
+
+LONG = Problem(steps=200)
+
+
+@cache
+def long_plain(micro_batches, rule="adam"):
+    return plain_outcome(LONG, RULES[rule], micro_batches)
+
+
+def pipelined(schedule, problem, rule, tables=None, **options):
+    work, tables = SmallWork(problem), tables or make_tables(problem, rule)
+    with Pipeline(schedule, work, tables, Peers(Exchange(tables)), **options) as pipeline:
+        steps = [done.step for done in pipeline.steps()]
+    assert steps == list(range(problem.steps))
+    return outcome(work, tables)
+
+
+@pytest.mark.parametrize("micro_batches", (1, 2, 4, 8))
+@pytest.mark.parametrize("name", ("synchronous", "dual_buffer", "frozen_window", "nested"))
+def test_a_schedule_without_staleness_equals_the_plain_loop_bit_for_bit(name, micro_batches):
+    found = pipelined(make_schedule(name, micro_batches=micro_batches), LONG, RULES["adam"])
+    assert not differences(found, long_plain(micro_batches))
+
+
+@pytest.mark.parametrize("name", ("dual_buffer", "nested"))
+def test_another_rule_too(name):
+    assert not differences(pipelined(make_schedule(name, micro_batches=2), LONG, RULES["adagrad"]), long_plain(2, "adagrad"))
+
+
+def test_cutting_changes_nothing_but_rounding():
+    wide = Problem(steps=100, dtype=torch.float64)
+    whole = plain_outcome(wide, RULES["adagrad"], 1)
+    cut = pipelined(make_schedule("nested", micro_batches=8), wide, RULES["adagrad"])
+    assert 0 < max(differences(cut, whole).values()) < 1e-9
+
+
+def test_the_comparison_can_fail():
+    assert differences(plain_outcome(Problem(steps=39), RULES["adam"]), plain_outcome(Problem(steps=40), RULES["adam"]))
+
+
+@pytest.mark.parametrize("buffers_ahead", (2, 3))
+def test_more_prefetch_buffers_change_nothing(buffers_ahead):
+    problem = Problem(steps=60)
+    schedule = make_schedule("nested", micro_batches=2, buffers_ahead=buffers_ahead)
+    assert not differences(pipelined(schedule, problem, RULES["adam"]), plain_outcome(problem, RULES["adam"], 2))
+
+
+@pytest.mark.parametrize("staleness", (1, 2, 4))
+def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(staleness):
+    problem = Problem(steps=60)
+    found = pipelined(make_schedule("semi_async", staleness=staleness, micro_batches=2), problem, RULES["adagrad"])
+    assert not differences(found, stale_loop(problem, RULES["adagrad"], staleness, 2))
+    assert differences(found, stale_loop(problem, RULES["adagrad"], staleness - 1, 2)), "staleness makes no difference here"
