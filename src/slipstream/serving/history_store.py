@@ -1,7 +1,7 @@
 """The history store: each user's behaviours, append only, so that a request may name a user instead of carrying a history.
 
-A behaviour is a record of fixed width (item, time, one float per action): appending is adding bytes, reading the newest `n` is reading
-the last bytes. Behaviours keep their number for ever: `first` is the number of the oldest one still kept. Two homes:
+A behaviour is a record of fixed width (item, time, one float per action): appending is adding bytes, reading the newest `n` is
+reading the last bytes. Behaviours keep their number for ever: `first` is the number of the oldest one still kept. Two homes:
 `history_store_sqlite` (a file, many processes on one machine) and `history_store_redis` (many machines), opened by URL.
 """
 
@@ -88,9 +88,8 @@ class Records:
 def refuse_going_back(user_last: int, history: StoredHistory) -> None:
     """Stored histories only grow forward in time: a late behaviour would change every prefix computed since."""
     if len(history.timestamps) and int(history.timestamps[0]) < user_last:
-        raise AppendRefused(
-            f"the first behaviour is from {int(history.timestamps[0])}, but one from {user_last} is already stored; send them in order"
-        )
+        sent = int(history.timestamps[0])
+        raise AppendRefused(f"the first behaviour is from {sent}, but one from {user_last} is stored already; send them in order")
 
 
 def refuse_wrong_count(total: int, after: int | None) -> None:

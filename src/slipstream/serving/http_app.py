@@ -91,6 +91,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """The whole body, within the bounds of size and time."""
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limits.max_body_bytes:
+        await _discard(receive, limits)
         raise _too_large(limits)
     message = await receive() if announced == b"0" else await _within(receive, limits)
     body = message.get("body", b"")
@@ -106,8 +107,18 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limits.max_body_bytes:
+            await _discard(receive, limits)
             raise _too_large(limits)
     return b"".join(parts)
+
+
+async def _discard(receive: Receive, limits: Limits) -> None:
+    """Swallow some more of a body that is too large: a client that is still sending would not see our answer."""
+    swallowed, more = 0, True
+    while more and swallowed < 8 * limits.max_body_bytes:
+        message = await _within(receive, limits)
+        swallowed += len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 async def _within(receive: Receive, limits: Limits) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.types import Receive, Scope, Send
 

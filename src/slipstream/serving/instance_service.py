@@ -91,14 +91,12 @@ class InstanceService:
     async def rank(self, request: m.RankRequest, asked: Asked) -> m.RankAnswer:
         ticket = self._office.read(request.ticket, request.user) if request.ticket is not None else None
         async with self._using() as model:
-            history = await self._history(model, request.user, request.history)
+            extra = len(request.recent.items) if request.recent is not None else 0
+            history = await self._history(model, request.user, request.history, extra)
             split = history.total
             if ticket is not None and history.first < ticket.end < history.total:
                 split = ticket.end
-            old, new = (
-                history.part(history.first, max(split, history.first)),
-                history.part(max(split, history.first), history.total),
-            )
+            old, new = history.part(history.first, split), history.part(split, history.total)
             recent = _joined(new, request.recent)
             answer = await model.rank(
                 request.user,
@@ -224,13 +222,15 @@ class InstanceService:
 
     # Histories
 
-    async def _history(self, model: ServedModel, user: str, given: m.History | None) -> StoredHistory:
+    async def _history(self, model: ServedModel, user: str, given: m.History | None, extra: int = 0) -> StoredHistory:
+        """The history to score on: as sent, or the stored window that leaves room for `extra` behaviours the request brings."""
         if given is not None:
             return StoredHistory(0, *given.arrays())
         stored = await self.store.read(user, model.max_len + max(1, model.max_len // 8))
         if stored is None:
             raise HttpProblem(404, "unknown_user", "nothing is stored of this user; send a history, or behaviours to /v1/events")
-        return stored.part(window_start(stored.total, stored.first, model.max_len), stored.total)
+        first = window_start(stored.total + extra, stored.first, model.max_len)
+        return stored.part(min(first, stored.total), stored.total)
 
     def _seen(self, model: ServedModel, history: StoredHistory, request: Any) -> Any:
         """A history as the model wants it. Stored behaviours with items it does not know are left out; sent ones are checked."""

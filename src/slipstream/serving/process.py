@@ -71,6 +71,7 @@ def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], No
         ws="none",
         lifespan="on",
         access_log=False,
+        proxy_headers=False,
         log_level="warning",
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),

@@ -5,7 +5,7 @@ The errors say what a router must know before it tries elsewhere: was the reques
 """
 
 import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -63,8 +63,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
