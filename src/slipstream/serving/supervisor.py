@@ -70,6 +70,7 @@ class Supervisor:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.plan, self._say = plan, say
         self._stop = False
+        self.all_ready = False
         try:
             self._socket = listening_socket(plan.host, plan.port)
         except OSError as error:
@@ -123,6 +124,7 @@ class Supervisor:
             for child in children:
                 self._start(child)
             self._await_ready()
+            self.all_ready = not self._stop
             while not self._stop:
                 for child in children:
                     self._look_after(child)
@@ -178,7 +180,7 @@ class Supervisor:
                 raise SlipstreamError(f"{waiting[0].name} was not ready within {START_SECONDS:.0f} s; is the bundle too large?")
             for child in [*self.instances, *self.routers]:
                 self._look_after(child)
-            for child in [child for child in waiting if _is_ready(child.url)]:
+            for child in [child for child in waiting if is_ready(child.url)]:
                 child.was_ready = True
                 waiting.remove(child)
                 self._say(f"{child.name} is ready")
@@ -228,7 +230,8 @@ def _free_ports(count: int) -> list[int]:
             bound.close()
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Does the process at `url` say that it may be sent requests?"""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=1.0) as answer:
             return bool(answer.status == 200)
