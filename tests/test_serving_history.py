@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.history_store import AppendRefused, HistoryStore, StoredHistory, open_history_store
+from slipstream.serving.history_store import HistoryStore, StoredHistory, open_history_store
+from slipstream.serving.messages import AppendRefused
 
 INT64_MAX = 2**63 - 1
 

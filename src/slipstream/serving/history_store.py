@@ -11,12 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.messages import AppendRefused
 
 KEEP = 65_536  # behaviours kept per user unless told otherwise
-
-
-class AppendRefused(Exception):
-    """Behaviours that do not continue what is stored; the sentence says why."""
 
 
 @dataclass(frozen=True)

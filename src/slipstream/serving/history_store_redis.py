@@ -11,7 +11,8 @@ import redis.asyncio as redis
 from redis import exceptions
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.history_store import AppendRefused, Records, StoredHistory, refuse_other_actions
+from slipstream.serving.history_store import Records, StoredHistory, refuse_other_actions
+from slipstream.serving.messages import AppendRefused
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -64,7 +65,7 @@ class RedisHistoryStore:
         data = self.records.pack(history)
         await self._check()
         earliest = f"{int(history.timestamps[0]) if len(history.timestamps) else INT64_MAX:016x}"
-        arguments = [data, self.records.width, self._keep, "" if after is None else after, earliest]
+        arguments: list[bytes | str | int] = [data, self.records.width, self._keep, "" if after is None else after, earliest]
         verdict, value = await self._append(keys=self._keys(user), args=arguments)
         if verdict == b"count":
             raise AppendRefused(
@@ -95,7 +96,7 @@ class RedisHistoryStore:
             raise SlipstreamError(
                 f"the history store at {self._place()} does not answer ({error}); start it or give another"
             ) from error
-        refuse_other_actions(self._place(), (stored or b"").decode(), self.records)
+        refuse_other_actions(self._place(), stored.decode() if isinstance(stored, bytes) else stored or "", self.records)
         self._checked = True
 
     def _keys(self, user: str) -> list[str]:

@@ -22,7 +22,6 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving import messages
 from slipstream.serving.endpoints import DEADLINE_HEADER, ENDPOINTS, KEY_HEADER, Endpoint, Role, openapi
 from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
-from slipstream.serving.history_store import AppendRefused
 from slipstream.serving.limits import Keys, Limits, RateLimit
 from slipstream.serving.ticket import TicketRefused
 
@@ -49,7 +48,7 @@ def problem_of(error: Exception) -> HttpProblem:
             return HttpProblem(400, "bad_request", str(error))
         case TicketRefused():
             return HttpProblem(410 if error.code == "ticket_expired" else 403, error.code, error.detail)
-        case AppendRefused():
+        case messages.AppendRefused():
             return HttpProblem(409, "conflict", str(error))
         case Overloaded():
             draining = error.reason == "draining"
@@ -169,7 +168,7 @@ class Meter:
         )
         self._figures, self._labels = figures, labels
         self._known: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self._registry.register(self)  # type: ignore[arg-type]
+        self._registry.register(self)
 
     def count(self, endpoint: str, status: int, seconds: float) -> None:
         found = self._known.get((endpoint, status))
@@ -240,7 +239,7 @@ def build(role: Role, handlers: Mapping[str, Handler], limits: Limits, meter: Me
     async def show_metrics(_message: None, _asked: Asked) -> bytes:
         return meter.text()
 
-    all_handlers = {**handlers, "openapi": show_document, "metrics": show_metrics}
+    all_handlers: dict[str, Handler] = {**handlers, "openapi": show_document, "metrics": show_metrics}
     routes = [_route(endpoint, all_handlers[endpoint.name], limits, meter) for endpoint in ENDPOINTS if role in endpoint.roles]
     return Starlette(routes=routes, exception_handlers={HTTPException: _plain_refusal})
 

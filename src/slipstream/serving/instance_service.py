@@ -143,8 +143,8 @@ class InstanceService:
             )
 
     async def events(self, request: m.EventsRequest, asked: Asked) -> m.EventsAnswer:
-        items, timestamps, actions = m.History(request.items, request.timestamps, request.actions).arrays()
-        total = await self.store.append(request.user, StoredHistory(0, items, timestamps, actions), request.after)
+        sent = sent_history(m.History(request.items, request.timestamps, request.actions))
+        total = await self.store.append(request.user, sent, request.after)
         return m.EventsAnswer(total)
 
     async def user(self, _message: None, asked: Asked) -> m.UserAnswer:
@@ -225,7 +225,7 @@ class InstanceService:
     async def _history(self, model: ServedModel, user: str, given: m.History | None, extra: int = 0) -> StoredHistory:
         """The history to score on: as sent, or the stored window that leaves room for `extra` behaviours the request brings."""
         if given is not None:
-            return StoredHistory(0, *given.arrays())
+            return sent_history(given)
         stored = await self.store.read(user, model.max_len + max(1, model.max_len // 8))
         if stored is None:
             raise HttpProblem(404, "unknown_user", "nothing is stored of this user; send a history, or behaviours to /v1/events")
@@ -242,11 +242,26 @@ class InstanceService:
         return self._behaviours(history.items, history.timestamps, history.actions, request.features)
 
 
+def sent_history(given: m.History) -> StoredHistory:
+    """A history as it was sent, in arrays; `BadRequest` where lengths differ or time goes back."""
+    items, timestamps = np.array(given.items, dtype=np.int64), np.array(given.timestamps, dtype=np.int64)
+    if len(timestamps) != len(items):
+        raise BadRequest(f"a history has {len(items)} items but {len(timestamps)} timestamps; send one for each")
+    if (timestamps[1:] < timestamps[:-1]).any():
+        raise BadRequest("the timestamps of a history go back; send behaviours oldest first")
+    actions = {name: np.array(values, dtype=np.float32) for name, values in given.actions.items()}
+    for name, values in actions.items():
+        if len(values) != len(items):
+            raise BadRequest(f"action '{name}' has {len(values)} values for {len(items)} behaviours; send one for each")
+    return StoredHistory(0, items, timestamps, actions)
+
+
 def _joined(stored: StoredHistory, recent: m.History | None) -> StoredHistory:
     """The behaviours after the prefix: newly stored ones, then those the request brings."""
     if recent is None:
         return stored
-    items, timestamps, actions = recent.arrays()
+    sent = sent_history(recent)
+    items, timestamps, actions = sent.items, sent.timestamps, sent.actions
     if not len(stored.items):
         return StoredHistory(stored.total, items, timestamps, actions)
     if len(timestamps) and timestamps[0] < stored.timestamps[-1]:

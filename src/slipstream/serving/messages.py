@@ -6,10 +6,7 @@ A request carries its history by value, or leaves it out and names a user of the
 from typing import Annotated
 
 import msgspec
-import numpy as np
 from msgspec import Meta
-
-from slipstream.serving.errors import BadRequest
 
 INT64_MAX = 2**63 - 1
 MAX_BEHAVIOURS = 65_536
@@ -30,25 +27,16 @@ Features = Annotated[
 TicketText = Annotated[str, Meta(min_length=1, max_length=512, description="As /v1/preinfer returned it.")]
 
 
+class AppendRefused(Exception):
+    """Behaviours that do not continue what is stored; the sentence says why."""
+
+
 class History(msgspec.Struct, forbid_unknown_fields=True):
     """Behaviours, oldest first; `actions` holds one value per behaviour under each action's name."""
 
     items: Annotated[list[Identity], Meta(max_length=MAX_BEHAVIOURS)]
     timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)]
     actions: Annotated[dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_BEHAVIOURS)]], Meta(max_length=32)] = {}
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Items, timestamps and actions as arrays; `BadRequest` where lengths differ or time goes back."""
-        items, timestamps = np.array(self.items, dtype=np.int64), np.array(self.timestamps, dtype=np.int64)
-        if len(timestamps) != len(items):
-            raise BadRequest(f"a history has {len(items)} items but {len(timestamps)} timestamps; send one for each")
-        if (timestamps[1:] < timestamps[:-1]).any():
-            raise BadRequest("the timestamps of a history go back; send behaviours oldest first")
-        actions = {name: np.array(values, dtype=np.float32) for name, values in self.actions.items()}
-        for name, values in actions.items():
-            if len(values) != len(items):
-                raise BadRequest(f"action '{name}' has {len(values)} values for {len(items)} behaviours; send one for each")
-        return items, timestamps, actions
 
 
 class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):

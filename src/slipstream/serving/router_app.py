@@ -41,7 +41,7 @@ FORWARDED = {"/v1/preinfer": "preinfer", "/v1/rank": "rank", "/v1/recommend": "r
 PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
 ASSUMED_TOKENS = 512  # of a request that names a stored user: the router does not look the history up
 GRACE_SECONDS = 0.05  # the instance's own 504 says more than ours; it gets this long to arrive
-SLOW_SECONDS = 1.0  # an answer awaited this long in vain counts against the instance
+SLOW_SECONDS = 0.5  # an answer awaited this long in vain counts against the instance
 _BACKLOG = BACKLOG_HEADER.encode()
 
 
