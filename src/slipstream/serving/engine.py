@@ -58,6 +58,10 @@ class Question:
     candidates_C: torch.Tensor
     request_time: int
 
+    def with_candidates(self, rows_C: torch.Tensor) -> "Question":
+        """The same question about other rows of the catalogue."""
+        return replace(self, candidates_C=rows_C)
+
 
 class Engine:
     """A bundle's model and tables, ready to prefill, rank and retrieve."""
@@ -139,7 +143,9 @@ class Engine:
         at, end = 0, self.cached_behaviours(len(encoded))
         if past is not None:
             self._check_past(encoded, past)
-            at = min(past.cached_behaviours, max(0, end - self.hold))  # never fewer rows than round as in the full pass
+            at = past.cached_behaviours
+            if at < end:  # never fewer rows than round as in the full pass
+                at = min(at, max(0, end - self.hold))
             for layer in range(self.shape.layers if at else 0):
                 buffer.copy_layer(past.buffer, self.tokens_of(at), layer)
                 yield 0
@@ -169,7 +175,13 @@ class Engine:
     @torch.inference_mode()
     def rank_batch(self, requests: Sequence[RankRequest]) -> list[Scores]:
         """`rank` for several requests in one pass over all their tokens."""
-        questions = [self.question(*request) for request in requests]
+        return self.answer([self.question(*request) for request in requests])
+
+    @torch.inference_mode()
+    def answer(self, questions: Sequence[Question]) -> list[Scores]:
+        """Checked requests (see `question`): one alone works inside its prefix's buffer, several share a pass."""
+        if len(questions) == 1:
+            return [self._answer(questions[0])]
         answers: list[Scores] = [{} for _ in questions]
         for with_past in (False, True):
             places = [i for i, question in enumerate(questions) if (question.past is not None) == with_past]
@@ -199,6 +211,12 @@ class Engine:
             best_values, best_rows = values[order], rows[order]
         kept = best_values > -torch.inf
         return self.items.originals(best_rows[kept]), best_values[kept].tolist()
+
+    @torch.inference_mode()
+    def bare_pass(self, behaviours: Encoded, buffer: PrefixBuffer, past_tokens: int) -> None:
+        """One pass of these behaviours behind whatever the buffer holds, for measuring what it costs."""
+        piece = Question(None, behaviours, _NOTHING, self._time_after(behaviours, len(behaviours)))
+        run_layers(self.model, self._stream([piece], True), buffer, past_tokens)
 
     # ---- in the model's terms ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +330,7 @@ class Engine:
         assert q.past is not None
         buffer, room = self._roomy(q.past, len(q.new), CANDIDATE_TILE)
         tiles = q.candidates_C.split(max(MIN_ROWS, min(CANDIDATE_TILE, room)))
-        first = replace(q, candidates_C=tiles[0])
+        first = q.with_candidates(tiles[0])
         hidden_TD = run_layers(self.model, self._stream([first], True), buffer, q.past.tokens)
         parts = [hidden_TD[len(q.new) :]]
         nothing, tokens = q.new.part(0, 0), q.past.tokens + self.tokens_per_behaviour * len(q.new)
@@ -343,7 +361,7 @@ class Engine:
         question = self.question(self.prefill(encoded), None, [], request_time)
         if self._catalogue_ND is None:
             for rows_C in rows_N.split(CANDIDATE_TILE):
-                scores = self._answer(replace(question, candidates_C=rows_C))
+                scores = self._answer(question.with_candidates(rows_C))
                 yield rows_C, torch.from_numpy(scores[self.tasks[0]])
             return
         query_D = self._query_D(question)
