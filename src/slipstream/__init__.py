@@ -12,9 +12,11 @@ _OFFERED = {
     "Run": "api",
     "Recipe": "training.config",
     "SequenceStore": "data.store",
+    "Behaviours": "serving.engine",
+    "Engine": "serving.engine",
     "ops": "ops",
 }
-__all__ = ["Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]
+__all__ = ["Behaviours", "Engine", "Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]
 
 
 def __getattr__(name: str) -> Any:

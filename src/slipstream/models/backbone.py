@@ -90,16 +90,24 @@ class Backbone(nn.Module):
         if past is not None and len(past) != len(self.layers):
             raise ValueError(f"a past of {len(past)} layers cannot continue a model of {len(self.layers)}")
         view = _view(layout, past)
-        if self.positions_PD is not None:
-            x_TD = x_TD + nn.functional.embedding(self._positions_T(view), self.positions_PD)
-        seed = view.seed(len(self.layers))
-        x_TD = dropout(x_TD, p=self.config.input_dropout, seed=seed, token_ids_T=view.token_ids_T)
+        x_TD = self.enter(x_TD, view)
         kept: list[KV] = []
         for index, layer in enumerate(self.layers):
             x_TD, (k_SHK, v_SHV) = layer(x_TD, view, None if past is None else past[index])
             if keep_kv:
                 kept.append(_without_candidates(k_SHK, v_SHV, view))
-        return (x_TD if self.final_norm is None else self.final_norm(x_TD)), kept
+        return self.leave(x_TD), kept
+
+    def enter(self, x_TD: torch.Tensor, view: View) -> torch.Tensor:
+        """Tokens as the first layer reads them: positions added, input dropout done."""
+        if self.positions_PD is not None:
+            x_TD = x_TD + nn.functional.embedding(self._positions_T(view), self.positions_PD)
+        seed = view.seed(len(self.layers))
+        return dropout(x_TD, p=self.config.input_dropout, seed=seed, token_ids_T=view.token_ids_T)
+
+    def leave(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Tokens as a head reads them, after the last layer."""
+        return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
     def _positions_T(self, view: View) -> torch.Tensor:
         """Each new token's place in its whole sequence; all candidates stand just after the history."""

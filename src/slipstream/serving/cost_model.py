@@ -1,0 +1,141 @@
+"""What a pass costs on this machine: fitted by measuring when an instance starts, corrected by every pass that follows.
+
+    seconds(t new tokens behind p cached ones) = a + b·t + c·t·(p + t/2) + d·p
+
+a: the call itself; b: projections; c: attention; d: reading the cached keys and values. All coefficients are non-negative, so the
+model never says that more work is less. Online, a factor follows the ratio of seen to predicted time (a busier machine, a slower
+clock), and a second one its upper end, for questions about the tail.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from slipstream.serving.engine import CHUNK_TOKENS, Engine
+from slipstream.serving.engine_items import Encoded
+from slipstream.serving.prefix import PrefixBuffer
+
+_LEARNING = 0.05  # share of the newest ratio in the running mean
+_TAIL = 0.99
+
+
+def _features(new: float, past: float) -> np.ndarray:
+    return np.array([1.0, new, new * (past + new / 2), past])
+
+
+def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
+    """Least squares of relative errors with coefficients of at least zero: drop the most negative one and fit again."""
+    weighted, ones = x_MF / y_M[:, None], np.ones(len(y_M))
+    scale = np.maximum(weighted.max(axis=0), 1e-300)
+    active = list(range(x_MF.shape[1]))
+    while active:
+        found, *_ = np.linalg.lstsq(weighted[:, active] / scale[active], ones, rcond=None)
+        if found.min() >= 0:
+            break
+        active.pop(int(found.argmin()))
+    coefficients = np.zeros(x_MF.shape[1])
+    if active:
+        coefficients[active] = found / scale[active]
+    return coefficients
+
+
+@dataclass
+class CostModel:
+    """Predicted seconds of passes, copies and whole prefills."""
+
+    coefficients: np.ndarray  # of _features
+    copy_seconds_per_byte: float
+    chunk_tokens: int = CHUNK_TOKENS
+    factor: float = 1.0  # seen / predicted, running mean
+    tail: float = 1.5  # seen / predicted, running estimate of its 99th percentile
+    samples: list[tuple[int, int, float]] = field(default_factory=list)  # what it was fitted to
+
+    @classmethod
+    def measure(cls, engine: Engine, *, seconds: float = 1.5, clock: Callable[[], float] = time.perf_counter) -> "CostModel":
+        """Runs passes of several sizes for about `seconds` and fits them."""
+        most = engine.tokens_of(engine.max_len) // engine.tokens_per_behaviour * engine.tokens_per_behaviour
+        shapes = [(16, 0), (64, 64), (128, 1024), (CHUNK_TOKENS, 0), (CHUNK_TOKENS, 1536), (64, 3072), (16, 512)]
+        shapes = sorted({(min(t, most), min(p, max(0, most - t))) for t, p in shapes})
+        run = _Passes(engine, max(t + p for t, p in shapes))
+        for shape in shapes:
+            run(*shape)  # warm-up, not counted
+        found: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+        begin = clock()
+        while clock() - begin < seconds or not found[shapes[0]]:
+            for shape in shapes:
+                start = clock()
+                run(*shape)
+                found[shape].append(clock() - start)
+        samples = [(t, p, float(np.median(times))) for (t, p), times in found.items()]
+        start = clock()
+        copied = run.copy()
+        return cls.fit(samples, (clock() - start) / copied)
+
+    @classmethod
+    def fit(cls, samples: Sequence[tuple[int, int, float]], copy_seconds_per_byte: float) -> "CostModel":
+        """From (new tokens, past tokens, seconds)."""
+        x_MF = np.array([_features(t, p) for t, p, _ in samples])
+        y_M = np.maximum([seconds for *_, seconds in samples], 1e-9)
+        return cls(non_negative_fit(x_MF, y_M), copy_seconds_per_byte, samples=list(samples))
+
+    def pass_seconds(self, new: int, past: int) -> float:
+        """One pass of `new` tokens behind `past` cached ones."""
+        return self.factor * self._plain(new, past)
+
+    def prefill_seconds(self, tokens: int, past: int = 0) -> float:
+        """A prefill up to `tokens`, of which `past` are there already, in chunks."""
+        total, at = 0.0, past
+        while at < tokens:
+            step = min(self.chunk_tokens, tokens - at)
+            total += self._plain(step, at)
+            at += step
+        return self.factor * total
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """Moving bytes from one tier to the other."""
+        return nbytes * self.copy_seconds_per_byte
+
+    def tail_seconds(self, seconds: float) -> float:
+        """The 99th percentile of work whose typical time is `seconds`."""
+        return seconds / self.factor * max(self.tail, self.factor)
+
+    def observe(self, predicted: float, seen: float) -> None:
+        """Learns from work that took `seen` where `predicted` (with the present factor) was expected."""
+        if predicted <= 0 or seen <= 0:
+            return
+        ratio = min(20.0, max(0.05, seen / (predicted / self.factor)))
+        self.factor += _LEARNING * (ratio - self.factor)
+        # A quantile by stochastic approximation: one step up for what lies above, a small one down for what lies below.
+        step = _LEARNING * self.tail
+        self.tail = max(0.05, self.tail + (step * _TAIL if ratio > self.tail else -step * (1 - _TAIL)))
+
+    def _plain(self, new: int, past: int) -> float:
+        return float(self.coefficients @ _features(new, past))
+
+
+class _Passes:
+    """Random passes of a given size over one buffer."""
+
+    def __init__(self, engine: Engine, capacity: int) -> None:
+        self.engine = engine
+        self.buffer = PrefixBuffer(engine.shape, capacity)
+        for tensor in [*self.buffer.keys, *self.buffer.values]:
+            tensor.normal_(std=0.1)
+        self.buffer.times_S.zero_()
+        rows_T = torch.randint(0, len(engine.items), (capacity,), generator=torch.Generator().manual_seed(0))
+        labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
+        user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
+        self.behaviours = Encoded(rows_T, torch.arange(capacity), labels_TA, user)
+
+    def __call__(self, new: int, past: int) -> None:
+        behaviours = self.behaviours.part(0, max(1, new // self.engine.tokens_per_behaviour))
+        self.engine.bare_pass(behaviours, self.buffer, past)
+
+    def copy(self) -> int:
+        other = PrefixBuffer(self.buffer.shape, self.buffer.capacity)
+        other.copy_tokens(self.buffer, self.buffer.capacity)  # touches the pages
+        other.copy_tokens(self.buffer, self.buffer.capacity)
+        return 2 * self.buffer.nbytes

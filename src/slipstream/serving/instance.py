@@ -1,0 +1,493 @@
+"""An instance: one engine with its scheduler, prefix cache, trigger and expander. What the apps serve, without HTTP.
+
+    instance = Instance("bundles/ml-1m", InstanceConfig(host_path="/dev/shm/slipstream-0"))
+    await instance.preinfer("user 42", history, rank_in=0.1)                    # returns at once; computing goes on
+    answer = await instance.rank("user 42", history, candidates, recent=None, deadline=time.monotonic() + 0.08)
+
+All bookkeeping (cache, flights, trigger) happens on the event loop that calls it; the compute thread runs steps and touches nothing
+but buffers it was given. A buffer stays held until the job that uses it has ended, whatever became of the request.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.bundle import Bundle
+from slipstream.serving.cache import Busy, Lease, PrefixCache
+from slipstream.serving.cache_flights import Flight, Flights, Wanted
+from slipstream.serving.cost_model import CostModel
+from slipstream.serving.engine import SUFFIX_ROOM, Behaviours, Engine, Question
+from slipstream.serving.engine_items import Encoded
+from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.expander import Expander
+from slipstream.serving.instance_config import Admission, Hit, InstanceConfig, RankAnswer
+from slipstream.serving.instance_load import RecentWaits, chunk_for, keep_newest, window_start
+from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
+from slipstream.serving.scheduler import Job, Kind, Scheduler
+from slipstream.serving.trigger import ADMITTED, REFUSALS, Prospect, Trigger
+
+__all__ = ["Admission", "BadRequest", "DeadlinePassed", "Instance", "InstanceConfig", "Overloaded", "RankAnswer"]
+
+HITS: tuple[Hit, ...] = ("device", "host", "joined", "extended", "inline")
+
+
+class Instance:
+    """See the module."""
+
+    def __init__(self, bundle: str | Path | Bundle, config: InstanceConfig | None = None, cost: CostModel | None = None) -> None:
+        self.config = config or InstanceConfig()
+        torch.set_num_threads(self.config.threads)
+        self.engine = Engine(bundle)
+        self.cost = cost or CostModel.measure(self.engine, seconds=self.config.calibrate_seconds)
+        self.cost.chunk_tokens = chunk_for(self.engine, self.cost, self.config.slice_seconds)
+        self.cache = PrefixCache(self.engine.shape, self.config.device_bytes if self.config.relay else 64)
+        self.expander: Expander | None = None
+        if self.config.relay and self.config.host_path is not None and self.config.host_bytes:
+            self.expander = Expander(self.engine, self.config.host_path, self.config.host_bytes)
+        self.flights = Flights(self.engine, self.cache, self.expander, self.cost)
+        self.trigger = Trigger(self.config.trigger, time.monotonic())
+        self.scheduler = Scheduler(
+            self._run_questions, self._questions_seconds, max_jobs=self.config.max_jobs, max_batch=self.config.max_batch
+        )
+        self.scheduler.start()
+        self.counts: Counter[str] = Counter()
+        self._announced: dict[PrefixKey, float] = {}  # when a prefix was admitted, until it is consumed
+        self._waits = RecentWaits()
+        self._ranking = self._outstanding_tokens = self._copies = 0
+        self.draining = False
+
+    @property
+    def version(self) -> str:
+        return self.engine.version
+
+    # ---- pre-inference -------------------------------------------------------------------------------------------------------
+
+    async def preinfer(self, user: str, history: Behaviours, *, rank_in: float | None = None) -> Admission:
+        """The signal that this user will be ranked soon. Decides at once; an admitted prefix is computed in the background."""
+        now = time.monotonic()
+        self._expire(now)
+        rank_in = self.config.rank_in if rank_in is None else max(0.0, rank_in)
+        encoded = self._window(self.engine.encode(history))
+        tokens = self.engine.cached_tokens(len(encoded))
+        if self.draining or not (self.config.relay and self.config.preinfer) or not tokens:
+            reason = "draining" if self.draining else "too_short" if not tokens else "disabled"
+            return self._refused(reason, tokens)
+        wanted = Wanted(self.engine, user, encoded)
+        until = now + rank_in + self.config.pin_grace
+        kept = self._keep(wanted, until)
+        if kept is not None:
+            self._announced.setdefault(kept[1], now)
+            return Admission(True, kept[0], kept[1], tokens)
+        reason = self.trigger.decide(self._prospect(wanted, tokens, rank_in, now), now)
+        if reason != ADMITTED:
+            return self._refused(reason, tokens)
+        flight = self.flights.start(wanted)
+        if isinstance(flight, Busy):
+            return self._refused(flight.reason, tokens)
+        try:
+            self._fly(flight, Kind.PREINFER, now + rank_in, until)
+        except Overloaded as error:
+            self.flights.crash(flight)
+            return self._refused(error.reason, tokens)
+        self._announced[wanted.key] = now
+        self.counts["preinfer_admitted"] += 1
+        return Admission(True, ADMITTED, wanted.key, tokens)
+
+    def _keep(self, wanted: Wanted, until: float) -> tuple[str, PrefixKey] | None:
+        """A prefix that will serve this user as it is (or is on its way) needs only to stay."""
+        slot = self.flights.shorter_slot(wanted, self.config.max_tail)
+        flight = self.flights.flying.get(wanted.key)
+        if flight is None and slot is None:
+            flight = self.flights.flying_shorter(wanted, self.config.max_tail)
+        if flight is not None:
+            flight.extra["until"] = max(until, flight.extra.get("until") or 0.0)
+            return "joined", flight.wanted.key
+        if slot is None:
+            return None
+        self.cache.pin(slot, until)
+        return ("device" if slot.key == wanted.key else "extended"), slot.key
+
+    def _prospect(self, wanted: Wanted, tokens: int, rank_in: float, now: float) -> Prospect:
+        inline = self.cost.prefill_seconds(tokens) + self._rank_seconds(tokens, self.engine.hold, self.config.expected_candidates)
+        return Prospect(
+            inline_tail=self.cost.tail_seconds(inline) + self._waits.tail(now),
+            prefill=self.flights.estimate(wanted),
+            queued=self.scheduler.backlog(now + rank_in, Kind.PREINFER),
+            nbytes=self.engine.prefix_bytes(len(wanted.encoded)),
+            pinned=self.cache.pinned,
+            capacity=self.cache.budget,
+            rank_in=rank_in,
+            budget=self.config.ranking_budget,
+        )
+
+    def _refused(self, reason: str, tokens: int) -> Admission:
+        self.counts[f"refused_{reason}"] += 1
+        return Admission(False, reason, None, tokens)
+
+    # ---- ranking -------------------------------------------------------------------------------------------------------------
+
+    async def rank(
+        self,
+        user: str,
+        history: Behaviours,
+        candidates: Any,
+        *,
+        recent: Behaviours | None = None,
+        deadline: float,
+        allow_truncate: bool = False,
+        request_time: int | None = None,
+    ) -> RankAnswer:
+        """Exact scores of the candidates after history + recent, from the best prefix there is; `deadline` is monotonic time."""
+        now = time.monotonic()
+        if now >= deadline:
+            self.counts["deadline_passed"] += 1
+            raise DeadlinePassed("the deadline had passed when the request arrived")
+        if len(candidates) > self.config.max_candidates:
+            raise BadRequest(f"{len(candidates)} candidates are more than the {self.config.max_candidates} one request may have")
+        rows = self.engine.items.rows(candidates)
+        encoded, later = self.engine.encode(history), self.engine.encode(recent)
+        encoded, later = self._windows(encoded, later)
+        self._expire(now)
+        self._ranking += 1
+        try:
+            return await self._rank(user, encoded, later, rows, deadline, allow_truncate, request_time)
+        except DeadlinePassed:
+            self.counts["deadline_passed"] += 1
+            raise
+        except Overloaded as error:
+            self.counts[f"overloaded_{error.reason}"] += 1
+            raise
+        finally:
+            self._ranking -= 1
+
+    async def _rank(
+        self,
+        user: str,
+        encoded: Encoded,
+        later: Encoded,
+        rows: torch.Tensor,
+        deadline: float,
+        allow_truncate: bool,
+        request_time: int | None,
+    ) -> RankAnswer:
+        whole = encoded.then(later)
+        lease, hit = None, "inline"
+        if self.config.relay and self.engine.cached_tokens(len(encoded)):
+            wanted = Wanted(self.engine, user, encoded)
+            lease, hit = await self._ready(wanted, deadline)
+            if lease is None:
+                kept = self._fit(whole, rows.numel(), deadline, allow_truncate, self.flights.estimate(wanted))
+                if kept < len(whole):
+                    return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
+                lease, hit = await self._inline(wanted, deadline)
+        elif (kept := self._fit(whole, rows.numel(), deadline, allow_truncate, None)) < len(whole):
+            return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
+        before = 0 if lease is None else lease.prefix.behaviours
+        return await self._score(lease, whole.part(before), rows, deadline, hit, request_time, False)
+
+    async def _ready(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
+        """A prefix that is there, or that was begun before this request came."""
+        found = self.flights.find(wanted)
+        if isinstance(found, Lease):
+            return found, "device"
+        flight = found
+        if flight is None:
+            lease = self.flights.shorter(wanted, self.config.max_tail)
+            if lease is not None:
+                return lease, "extended"
+            flight = self.flights.flying_shorter(wanted, self.config.max_tail)
+        if flight is None:
+            return None, "inline"
+        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
+        self.counts["late"] += flight.extra["kind"] == Kind.PREINFER
+        await self._landing(flight, deadline)
+        lease = self.cache.acquire(flight.wanted.key)
+        return (lease, "joined") if lease is not None else (None, "inline")
+
+    async def _inline(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
+        """Nothing was begun: fill a slot now, from whatever the tiers hold; without a free slot in memory of its own."""
+        flight = self.flights.start(wanted)
+        if isinstance(flight, Busy):
+            return await self._private(wanted, deadline), "inline"
+        try:
+            self._fly(flight, Kind.RANK, deadline, None)
+        except Overloaded:
+            self.flights.crash(flight)
+            raise
+        await self._landing(flight, deadline)
+        source = {"host": "host", "extended": "extended"}.get(flight.source, "inline")
+        return self.cache.acquire(wanted.key), source
+
+    def _fit(self, whole: Encoded, candidates: int, deadline: float, allow_truncate: bool, prepare: float | None) -> int:
+        """How many of the newest behaviours can be ranked in line by the deadline: all, fewer where allowed, or a refusal."""
+        slack = deadline - time.monotonic() - self.scheduler.backlog(deadline)
+        tokens = self.engine.tokens_of(len(whole))
+        final = self._rank_seconds(tokens, self.engine.hold, candidates) if prepare is not None else 0.0
+        alone = self.cost.pass_seconds(tokens + candidates, 0) if prepare is None else prepare + final
+        if alone <= slack:
+            return len(whole)
+        if not allow_truncate:
+            raise Overloaded("too_slow", "ranking the whole history would miss the deadline, and truncation was not allowed")
+        kept = keep_newest(len(whole), slack, lambda n: self.cost.pass_seconds(self.engine.tokens_of(n) + candidates, 0))
+        if not kept:
+            raise Overloaded("too_slow")
+        return kept
+
+    async def _score(
+        self,
+        lease: "Lease | _Private | None",
+        new: Encoded,
+        rows: torch.Tensor,
+        deadline: float,
+        hit: str,
+        request_time: int | None,
+        truncated: bool,
+    ) -> RankAnswer:
+        """The last step: the suffix and the candidates behind the prefix."""
+        if isinstance(lease, Lease):
+            self._consumed(lease.slot.key)
+        prefix = None if lease is None else lease.prefix
+        try:
+            question = self.engine.question(prefix, new, [], request_time).with_candidates(rows)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        seconds = self._questions_seconds([question])
+        scores = await self._run(Kind.RANK, deadline, seconds, lambda: self._after_ranking(lease), request=question)
+        self.counts[f"hit_{hit}"] += 1
+        self.counts["truncated"] += truncated
+        return RankAnswer(scores, hit, truncated, self.version)  # type: ignore[arg-type]
+
+    def _after_ranking(self, lease: "Lease | _Private | None") -> None:
+        """Runs once the compute thread is done with the prefix: demote it, then let go."""
+        if isinstance(lease, Lease):
+            self._demote(lease)
+        if lease is not None:
+            lease.release()
+
+    async def retrieve(
+        self, history: Behaviours, k: int, *, deadline: float, request_time: int | None = None
+    ) -> list[tuple[int | str, float]]:
+        """The k best items of the catalogue."""
+        encoded = self._window(self.engine.encode(history))
+
+        def steps() -> Generator[None, None, Any]:
+            return self.engine.retrieve(encoded, k, request_time=request_time)
+            yield  # one step, its value returned
+
+        seconds = self.cost.prefill_seconds(self.engine.tokens_of(len(encoded)))
+        items, scores = await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps())
+        return list(zip(items, scores, strict=True))
+
+    # ---- work on the compute thread ------------------------------------------------------------------------------------------
+
+    def _fly(self, flight: Flight, kind: Kind, deadline: float, until: float | None) -> None:
+        """Submits a flight's steps; lands or crashes it on this loop when they end."""
+        loop = asyncio.get_running_loop()
+        landed = loop.create_future()
+        tokens = self.engine.cached_tokens(len(flight.wanted.encoded))
+        flight.extra |= {"landed": landed, "until": until, "kind": kind}
+
+        def on_loop(error: BaseException | None) -> None:
+            self._outstanding_tokens -= tokens
+            if error is None:
+                self.flights.land(flight, flight.extra["until"] if kind == Kind.PREINFER else None)
+                self.cost.observe(flight.seconds, job.spent)
+            else:
+                self.flights.crash(flight)
+            if not landed.done():
+                landed.set_result(error)
+
+        job = Job(kind, deadline, flight.seconds, _on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight))
+        flight.handle = job
+        self.scheduler.submit(job)
+        self._outstanding_tokens += tokens
+
+    async def _landing(self, flight: Flight, deadline: float) -> None:
+        """Waits for a flight, no longer than the deadline."""
+        timeout = max(0.0, deadline - time.monotonic())
+        done, _ = await asyncio.wait([flight.extra["landed"]], timeout=timeout)
+        if not done:
+            raise DeadlinePassed("the deadline passed while the history was being computed")
+
+    async def _private(self, wanted: Wanted, deadline: float) -> "_Private":
+        tokens = self.engine.cached_tokens(len(wanted.encoded))
+
+        def steps() -> Generator[int, None, Prefix]:
+            buffer = PrefixBuffer(self.engine.shape, tokens + SUFFIX_ROOM)
+            yield from self.engine.prefill_steps(wanted.encoded, buffer, None, self.cost.chunk_tokens)
+            return self.engine.prefix_of(wanted.encoded, buffer, wanted.key.digest)
+
+        seconds = self.cost.prefill_seconds(tokens)
+        return _Private(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
+
+    async def _run(self, kind: Kind, deadline: float, seconds: float, after: Callable[[], None], **work: Any) -> Any:
+        """Submits one job and waits for its result. `after` runs on this loop when the compute thread has let go, in any case."""
+        loop = asyncio.get_running_loop()
+        result = loop.create_future()
+        submitted = time.monotonic()
+
+        def on_loop(value: Any, error: BaseException | None) -> None:
+            after()
+            if error is None:
+                self.cost.observe(seconds, job.spent)
+                self._waits.add(time.monotonic(), time.monotonic() - submitted - job.spent)
+            if result.done():
+                return
+            if error is None:
+                result.set_result(value)
+            else:
+                result.set_exception(error)
+
+        job = Job(kind, deadline, seconds, _on(loop, on_loop), **work)
+        try:
+            self.scheduler.submit(job)
+        except Overloaded:
+            after()
+            raise
+        try:
+            return await result
+        except asyncio.CancelledError:
+            self.scheduler.cancel(job)
+            raise
+
+    def _run_questions(self, questions: Sequence[Question]) -> Sequence[Any]:
+        return self.engine.answer(questions)
+
+    def _questions_seconds(self, questions: Sequence[Question]) -> float:
+        """Predicted time of one pass over these requests. Several prefixes are joined by copying, which a batch must earn back."""
+        total, copied = 0.0, 0
+        for q in questions:
+            past = 0 if q.past is None else q.past.tokens
+            new = self.engine.tokens_per_behaviour * len(q.new) + q.candidates_C.numel() + (0 if past else self.engine.user_tokens)
+            total += self.cost.pass_seconds(new, past)
+            copied += self.engine.shape.nbytes(past) if past else 0
+        if len(questions) > 1:
+            total -= (len(questions) - 1) * self.cost.pass_seconds(0, 0)
+            total += self.cost.copy_seconds(copied)
+        return total
+
+    def _rank_seconds(self, past_tokens: int, behaviours: int, candidates: int) -> float:
+        return self.cost.pass_seconds(self.engine.tokens_per_behaviour * behaviours + candidates, past_tokens)
+
+    def _demote(self, lease: Lease) -> None:
+        """Copies a consumed prefix to the host tier, when nothing else is to be done."""
+        key = lease.slot.key
+        if self.expander is None or self._copies >= self.config.max_copies or self.expander.has(key):
+            return
+        storing = self.expander.begin(key, lease.prefix)
+        if storing is None:
+            return
+        expander, hold = self.expander, Lease(self.cache, lease.slot)
+        self._copies += 1
+
+        def on_loop(_: Any, error: BaseException | None) -> None:
+            hold.release()
+            self._copies -= 1
+            if error is None:
+                expander.finish(storing)
+                self.counts["demoted"] += 1
+            else:
+                expander.cancel(storing)
+
+        seconds = self.cost.copy_seconds(lease.prefix.nbytes)
+        job = Job(Kind.COPY, math.inf, seconds, _on(asyncio.get_running_loop(), on_loop), steps=storing.steps())
+        try:
+            self.scheduler.submit(job)
+        except Overloaded as error:
+            on_loop(None, error)
+
+    # ---- bookkeeping ---------------------------------------------------------------------------------------------------------
+
+    def _window(self, encoded: Encoded) -> Encoded:
+        return encoded.part(window_start(len(encoded), self.engine.max_len))
+
+    def _windows(self, encoded: Encoded, later: Encoded) -> tuple[Encoded, Encoded]:
+        """History and recent behaviours within the model's length, the history cut where its pre-inference cut it if that fits."""
+        start = window_start(len(encoded), self.engine.max_len)
+        if len(encoded) - start + len(later) > self.engine.max_len:
+            start = window_start(len(encoded) + len(later), self.engine.max_len)
+        return encoded.part(min(start, len(encoded))), later.part(max(0, start - len(encoded)))
+
+    def _consumed(self, key: PrefixKey) -> None:
+        admitted = self._announced.pop(key, None)
+        if admitted is not None:
+            self.trigger.consumed(time.monotonic() - admitted)
+
+    def _expire(self, now: float) -> None:
+        self.counts["wasted"] += self.cache.expire(now)
+        horizon = now - 60.0
+        for key in [key for key, at in self._announced.items() if at < horizon][:64]:
+            del self._announced[key]
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges for /metrics."""
+        self._expire(time.monotonic())
+        found: dict[str, float] = {f"hit_{hit}": 0 for hit in HITS}
+        found |= {f"refused_{reason}": 0 for reason in REFUSALS}
+        found |= {name: float(count) for name, count in self.counts.items()}
+        found |= {f"queue_{kind.name.lower()}": self.scheduler.waiting(kind) for kind in Kind}
+        found |= {f"busy_seconds_{kind.name.lower()}": seconds for kind, seconds in self.scheduler.busy_seconds.items()}
+        found |= {
+            "outstanding_tokens": self._outstanding_tokens,
+            "ranking_in_flight": self._ranking,
+            "device_bytes": self.cache.used,
+            "device_budget_bytes": self.cache.budget,
+            "device_pinned_bytes": self.cache.pinned,
+            "device_entries": len(self.cache),
+            "device_evictions": self.cache.evictions,
+            "prefixes_computed": self.flights.computed,
+            "prefixes_extended": self.flights.extended,
+            "prefixes_reloaded": self.flights.reloaded,
+            "cost_factor": self.cost.factor,
+            "cost_tail": self.cost.tail,
+            "longest_step_seconds": self.scheduler.longest_step,
+            "batched": self.scheduler.batched,
+        }
+        if self.expander is not None:
+            found |= {"host_bytes": self.expander.used, "host_budget_bytes": self.expander.budget}
+            found |= {"host_entries": len(self.expander), "host_warm": self.expander.warm, "host_damaged": self.expander.damaged}
+        return {name: float(value) for name, value in found.items()}
+
+    async def drain(self, timeout: float = 10.0) -> bool:
+        """Takes no more pre-inference and waits until nothing is being ranked; False if the time ran out first."""
+        self.draining = True
+        end = time.monotonic() + timeout
+        while self._ranking and time.monotonic() < end:
+            await asyncio.sleep(0.005)
+        return not self._ranking
+
+    def close(self) -> None:
+        """Ends the compute thread; the host tier stays for the next process."""
+        self.scheduler.close()
+        if self.expander is not None:
+            self.expander.close()
+
+
+class _Private:
+    """A prefix in memory of its own, for a request that found no room in the cache."""
+
+    def __init__(self, prefix: Prefix) -> None:
+        self.prefix = prefix
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
+def _on(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Any, BaseException | None], None]
+) -> Callable[[Any, BaseException | None], None]:
+    """`call` from the compute thread, run on the loop; a loop that is gone has nobody waiting."""
+
+    def done(value: Any, error: BaseException | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call, value, error)
+
+    return done

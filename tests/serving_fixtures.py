@@ -1,0 +1,43 @@
+"""Deployments for the serving tests: supervised stand-ins or real instances behind a real router, on free ports, ended for sure."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from slipstream.bench.chaos_run import supervised
+from slipstream.serving.supervisor import Plan, Supervisor
+
+TESTS = Path(__file__).parent
+KEY = "a test key of some length"
+STAND_IN = (sys.executable, str(TESTS / "serving_standin.py"))
+
+
+def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
+    """Stand-ins that share a bundle (a file with a version) and a history store."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir(exist_ok=True)
+    (bundle / "version").write_text("v1")
+    model = changes.pop("model", {})
+    settings = {"bundle": str(bundle), "history": f"sqlite:{tmp_path / 'history.db'}", "model": model}
+    os.environ.setdefault("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    changes = {"instance_command": STAND_IN, **changes}
+    return Plan(instances, settings, api_keys=(key,) if key else (), **changes)
+
+
+@contextlib.contextmanager
+def deployment(tmp_path: Path, **changes: Any) -> Iterator[Supervisor]:
+    """Running stand-ins behind a router."""
+    with supervised(standin_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
+        yield supervisor
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for a condition, or fail loudly."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
