@@ -1,8 +1,5 @@
 """Slices: a fixed mix, contiguous owners, and numbers without gaps for the keys of a range."""
 
-from itertools import pairwise
-
-import numpy as np
 import pytest
 import torch
 
@@ -44,27 +41,24 @@ def test_owners_keep_the_keys_shape():
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 70_001, (1 << 20) + 77])
-@pytest.mark.parametrize("bounds", [(0, SLICES), (0, 20_000, 20_001, SLICES), (30_000, 40_000, 60_000)])
-def test_layout_numbers_the_keys_of_each_range_without_gaps(rows, bounds):
-    layout = SliceLayout(rows, bounds)
-    keys, slices = torch.arange(rows), slice_of(torch.arange(rows))
-    for number, (low, high) in enumerate(pairwise(bounds)):
-        own = keys[(slices >= low) & (slices < high)]
-        assert torch.equal(layout.keys_of(number), own)
-        assert layout.counts[number] == own.numel()
-        ranges, numbers = layout.locate(own)
-        assert (ranges == number).all() and np.array_equal(numbers, np.arange(own.numel()))
-        shuffled = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(1))]
-        assert torch.equal(own[torch.from_numpy(layout.locate(shuffled)[1])], shuffled)
+@pytest.mark.parametrize(("low", "high"), [(0, SLICES), (20_000, 20_001), (30_000, 60_000)])
+def test_layout_numbers_the_keys_of_a_range_without_gaps(rows, low, high):
+    layout = SliceLayout(rows, low, high)
+    slices = slice_of(torch.arange(rows))
+    own = ((slices >= low) & (slices < high)).nonzero().squeeze(1)
+    assert torch.equal(layout.keys(), own) and layout.count == own.numel()
+    assert torch.equal(layout.locate(own), torch.arange(own.numel()))
+    shuffled = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(1))]
+    assert torch.equal(own[layout.locate(shuffled)], shuffled)
 
 
 def test_layout_refuses_keys_of_others_and_bad_bounds():
-    layout = SliceLayout(1000, Placement(2).slices(1))
+    layout = SliceLayout(1000, *Placement(2).slices(1))
     stranger = int((Placement(2).owner_of(torch.arange(1000)) == 0).nonzero()[0])
     with pytest.raises(IndexError, match=f"key {stranger} lies in a slice this rank does not own"):
-        layout.locate(torch.tensor([stranger]))
+        layout.locate(torch.tensor([int(layout.keys()[0]), stranger]))
     with pytest.raises(ValueError, match="ascend"):
-        SliceLayout(10, (5, 5))
+        SliceLayout(10, 5, 5)
 
 
 def test_slice_order_sorts_by_slice_then_key():

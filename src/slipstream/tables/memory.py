@@ -40,13 +40,10 @@ class MemoryTable:
         self.name, self.num_rows, self.dim, self.rule, self.dtype = name, num_rows, dim, rule, dtype
         self.seed, self.init_scale, self.forgets = seed, init_scale, False
         part = None if placement is None or placement.world == 1 else placement.slices(rank)
-        self._layout = None if part is None else SliceLayout(num_rows, part)
-        self._held = num_rows if self._layout is None else int(self._layout.counts[0])
-        self._weights_ND = lazy_zeros(self._held, dim, dtype=dtype)
-        self.state = rule.new_state(self._held, dim, dtype, lazy_zeros)
-        self._born_N = lazy_zeros(self._held, dtype=torch.bool)
-        self._all_born = False
+        self._layout = None if part is None else SliceLayout(num_rows, *part)
+        self._held = num_rows if self._layout is None else self._layout.count
         self._birth = threading.RLock()  # a birth must never land on a row that another thread has moved since
+        self.clear()
 
     @property
     def weights_ND(self) -> torch.Tensor:
@@ -95,13 +92,28 @@ class MemoryTable:
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Every born row with its state, ascending by (slice, key)."""
         born_U = self._born_N.nonzero().squeeze(1)
-        keys_U = born_U if self._layout is None else self._layout.keys_of(0)[born_U]
+        keys_U = born_U if self._layout is None else self._layout.keys()[born_U]
         for part in keys_U[slice_order(keys_U)].split(chunk):
             if part.numel():
                 yield part, self.read(part)
 
     def flush(self) -> None:
         """Nothing to do: memory has no file."""
+
+    def flush_with(self, companion: State) -> None:
+        """Nothing to do: memory has no file."""
+
+    def companion(self) -> State:
+        """Nothing was ever flushed."""
+        return {}
+
+    def clear(self) -> None:
+        """As if new."""
+        with self._birth:
+            self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
+            self.state = self.rule.new_state(self._held, self.dim, self.dtype, lazy_zeros)
+            self._born_N = lazy_zeros(self._held, dtype=torch.bool)
+            self._all_born = False
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -129,9 +141,7 @@ class MemoryTable:
     def load_state_dict(self, saved: State) -> None:
         """Take over saved weights and state; another table's are refused."""
         if self._layout is not None:
-            self._born_N.zero_()
-            for value in self._row_state().values():
-                value.zero_()
+            self.clear()
             write_saved(self, saved)
             return
         mine = {"weights": self._weights_ND, **{f"state.{name}": value for name, value in self.state.items()}}
@@ -147,7 +157,7 @@ class MemoryTable:
 
     def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
         """Where the keys lie in this rank's storage."""
-        return keys_U if self._layout is None else torch.from_numpy(self._layout.locate(keys_U)[1])
+        return keys_U if self._layout is None else self._layout.locate(keys_U)
 
     def _row_state(self) -> State:
         return {name: value for name, value in self.state.items() if value.dim() > 0}
@@ -167,7 +177,7 @@ class MemoryTable:
             return
         with self._birth:
             held = torch.arange(self._held)
-            keys_N = held if self._layout is None else self._layout.keys_of(0)
+            keys_N = held if self._layout is None else self._layout.keys()
             for start in range(0, self._held, CHUNK):
                 self._bear(keys_N[start : start + CHUNK], held[start : start + CHUNK])
             self._all_born = True

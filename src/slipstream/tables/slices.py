@@ -1,13 +1,12 @@
 """Virtual slices: which rank owns a key, and where the keys of some slices lie when only those are stored.
 
 Every key belongs to one of 65,536 slices by a fixed mix of its bits; a rank owns a contiguous range of slices. Another number of
-ranks is only another `Placement`. `SliceLayout` numbers the keys of chosen slice ranges without gaps, in about a fifth of a byte
-per key and range, so that a rank (or a file) holding a part of a table pays for that part alone.
+ranks is only another `Placement`. `SliceLayout` numbers the keys of a range of slices without gaps, for about a fifth of a byte per
+key, so that a rank holding a part of a table pays for that part alone.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -57,51 +56,35 @@ class Placement:
 
 
 class SliceLayout:
-    """The keys 0 … num_rows - 1 of some slice ranges, numbered within each range in ascending order.
+    """The keys 0 … num_rows - 1 of the slices low … high - 1, numbered without gaps in ascending order.
 
-    `bounds` are ascending slices: range r holds bounds[r] <= slice < bounds[r + 1]. A bit per key marks the keys of a range, a
-    running count per 64 keys makes their number one look-up and one population count.
+    A bit per key marks those that belong, a running count per 64 keys makes a key's number one look-up and one population count.
     """
 
-    def __init__(self, num_rows: int, bounds: tuple[int, ...]) -> None:
-        if len(bounds) < 2 or bounds[0] < 0 or bounds[-1] > SLICES or any(a >= b for a, b in pairwise(bounds)):
-            raise ValueError(f"slice bounds must ascend within 0 … {SLICES}, got {bounds}")
-        self.num_rows, self.bounds = num_rows, bounds
-        ranges = len(bounds) - 1
-        self._range_of_slice = np.searchsorted(np.array(bounds), np.arange(SLICES), side="right") - 1
-        self._range_of_slice[(np.arange(SLICES) < bounds[0]) | (np.arange(SLICES) >= bounds[-1])] = -1
-        self._bits_RW = np.zeros((ranges, -(-num_rows // 64)), dtype=np.uint64)
+    def __init__(self, num_rows: int, low: int, high: int) -> None:
+        if not 0 <= low < high <= SLICES:
+            raise ValueError(f"slices must ascend within 0 … {SLICES}, got {low} … {high}")
+        self.num_rows, self.low, self.high = num_rows, low, high
+        self._bits_W = np.zeros(-(-num_rows // 64), dtype=np.uint64)
         for start in range(0, num_rows, _CHUNK):
-            self._mark(start, min(start + _CHUNK, num_rows))
-        marked_RW = np.bitwise_count(self._bits_RW).astype(np.int64)
-        self.counts = marked_RW.sum(axis=1)  # keys of each range
-        self._before_RW = (marked_RW.cumsum(axis=1) - marked_RW).astype(np.uint32)
+            slices_K = slice_of(torch.arange(start, min(start + _CHUNK, num_rows))).numpy()
+            packed = np.packbits((slices_K >= low) & (slices_K < high), bitorder="little")
+            self._bits_W.view(np.uint8)[start // 8 : start // 8 + len(packed)] = packed
+        marked_W = np.bitwise_count(self._bits_W).astype(np.int64)
+        self.count = int(marked_W.sum())
+        self._before_W = (marked_W.cumsum() - marked_W).astype(np.uint32)
 
-    def _mark(self, start: int, end: int) -> None:
-        ranges_K = self.ranges_of(torch.arange(start, end))
-        for number in range(len(self.bounds) - 1):
-            packed = np.packbits(ranges_K == number, bitorder="little")
-            words = np.zeros(-(-(end - start) // 64) * 8, dtype=np.uint8)
-            words[: len(packed)] = packed
-            self._bits_RW[number, start // 64 : start // 64 + len(words) // 8] = words.view("<u8")
-
-    def ranges_of(self, keys_U: torch.Tensor) -> np.ndarray:
-        """The range that holds each key, -1 where none does."""
-        return self._range_of_slice[slice_of(keys_U).numpy()]
-
-    def locate(self, keys_U: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """(range, number within the range) of each key; every key must belong to one of the ranges."""
-        ranges_U = self.ranges_of(keys_U)
-        if len(ranges_U) and ranges_U.min() < 0:
-            stray = int(keys_U[int(ranges_U.argmin())])
-            raise IndexError(f"key {stray} lies in a slice this rank does not own ({self.bounds[0]} … {self.bounds[-1] - 1})")
+    def locate(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """The number of each key; every key must belong to the slices."""
         keys = keys_U.numpy().astype(np.uint64)
-        words = keys >> np.uint64(6)
-        below = (np.uint64(1) << (keys & np.uint64(63))) - np.uint64(1)
-        inside = np.bitwise_count(self._bits_RW[ranges_U, words] & below)
-        return ranges_U, self._before_RW[ranges_U, words].astype(np.int64) + inside
+        words, bit = self._bits_W[keys >> np.uint64(6)], keys & np.uint64(63)
+        belongs = (words >> bit) & np.uint64(1)
+        if not belongs.all():
+            stray = int(keys_U[int(belongs.argmin())])
+            raise IndexError(f"key {stray} lies in a slice this rank does not own ({self.low} … {self.high - 1})")
+        below = (np.uint64(1) << bit) - np.uint64(1)
+        return torch.from_numpy(self._before_W[keys >> np.uint64(6)].astype(np.int64) + np.bitwise_count(words & below))
 
-    def keys_of(self, number: int) -> torch.Tensor:
-        """All keys of a range, ascending: the inverse of `locate`."""
-        bits = np.unpackbits(self._bits_RW[number].view(np.uint8), bitorder="little")
-        return torch.from_numpy(np.flatnonzero(bits))
+    def keys(self) -> torch.Tensor:
+        """All keys that belong, ascending: the inverse of `locate`."""
+        return torch.from_numpy(np.flatnonzero(np.unpackbits(self._bits_W.view(np.uint8), bitorder="little")))

@@ -84,6 +84,10 @@ class Tier(Protocol):
 
     def load_state_dict(self, saved: State) -> None: ...
 
+    def clear(self) -> None:
+        """As if new: every row is as it was born. What was flushed stays on disk until the next flush."""
+        ...
+
     def close(self) -> None:
         """Let go of files and locks, without flushing."""
         ...

@@ -1,0 +1,68 @@
+// Moves fixed-size records between memory and files with a team of threads, each waiting for its own read or write: a disk answers
+// many questions at once about as fast as one. Called with the interpreter's lock released.
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "export.h"
+
+namespace {
+
+constexpr int64_t kGrab = 8;            // records a thread takes at a time
+constexpr int64_t kShort = -1;          // the file ends before the record does
+constexpr int64_t kMostThreads = 256;
+
+struct Transfer {
+    const int32_t* files;
+    const int64_t* offsets;
+    int64_t count, bytes;
+    char* memory;
+    bool writes;
+    std::atomic<int64_t> next{0}, failure{0};
+
+    int64_t move(int64_t i) const {
+        for (int64_t done = 0; done < bytes;) {
+            char* at = memory + i * bytes + done;
+            const ssize_t moved = writes ? pwrite(files[i], at, bytes - done, offsets[i] + done)
+                                         : pread(files[i], at, bytes - done, offsets[i] + done);
+            if (moved < 0 && errno == EINTR) continue;
+            if (moved < 0) return errno;
+            if (moved == 0) return kShort;
+            done += moved;
+        }
+        return 0;
+    }
+
+    void work() {
+        for (int64_t begin; failure.load() == 0 && (begin = next.fetch_add(kGrab)) < count;)
+            for (int64_t i = begin; i < std::min(begin + kGrab, count); ++i)
+                if (const int64_t bad = move(i)) {
+                    failure.store(bad);
+                    return;
+                }
+    }
+};
+
+}  // namespace
+
+// Record i lies at offsets[i] of files[i] and at memory + i * bytes. Returns 0, the errno of what went wrong, or -1 where a file ends early.
+SLIPSTREAM_API int64_t ss_move_records(const int32_t* files, const int64_t* offsets, int64_t count, int64_t bytes, char* memory,
+                                       int64_t writes, int64_t team, int) {
+    Transfer transfer{files, offsets, count, bytes, memory, writes != 0};
+    std::vector<std::thread> threads;
+    const int64_t helpers = std::min({team, kMostThreads, (count + kGrab - 1) / kGrab}) - 1;
+    try {
+        for (int64_t i = 0; i < helpers; ++i) threads.emplace_back([&transfer] { transfer.work(); });
+    } catch (const std::system_error&) {
+        // No more threads to be had: those there are do the work.
+    } catch (const std::bad_alloc&) {
+    }
+    transfer.work();
+    for (std::thread& thread : threads) thread.join();
+    return transfer.failure.load();
+}

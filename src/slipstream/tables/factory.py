@@ -1,0 +1,65 @@
+"""The tier a recipe names, ready for one rank's part of a table."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from slipstream.errors import SlipstreamError, did_you_mean
+from slipstream.tables.disk import DiskTable
+from slipstream.tables.disk_records import directory_of
+from slipstream.tables.hashed import Evict, Ground, HashedTable
+from slipstream.tables.memory import MemoryTable
+from slipstream.tables.rules import RowRule
+from slipstream.tables.slices import Placement
+from slipstream.tables.tier import Tier
+
+TIERS = ("memory", "disk", "hashed")
+_FIRST_ROWS = 1024  # a hashed table's ground begins with so many rows and grows
+
+
+def make_tier(
+    tier: str | Literal["memory", "disk", "hashed"],
+    name: str,
+    num_rows: int | None,
+    dim: int,
+    rule: RowRule,
+    *,
+    seed: int = 0,
+    init_scale: float = 0.035,
+    dtype: torch.dtype = torch.float32,
+    placement: Placement | None = None,
+    rank: int = 0,
+    directory: str | Path | None = None,
+    cache_bytes: int = 1 << 30,
+    read_rate: float | None = None,
+    admit_after: int = 1,
+    max_rows: int | None = None,
+    evict: Evict = "lru",
+) -> Tier:
+    """`memory`, `disk` (needs `directory`), or `hashed` (over files where a `directory` is given, else over memory).
+
+    A table `name` lies in `directory/name`, with several ranks in a directory of each rank below it.
+    """
+    if tier not in TIERS:
+        raise SlipstreamError(f"unknown table tier '{tier}'{did_you_mean(tier, TIERS)}")
+    placement = placement or Placement(1)
+    if tier == "disk" and directory is None:
+        raise SlipstreamError("tables.tier=disk keeps its rows in files; say where with tables.directory")
+    if tier != "hashed" and num_rows is None:
+        raise ValueError(f"table '{name}' of tier {tier} needs num_rows")
+    common: dict[str, Any] = {"seed": seed, "init_scale": init_scale, "dtype": dtype}
+    place = None if directory is None else directory_of(directory, name, placement, rank)
+    files: dict[str, Any] = {"cache_bytes": cache_bytes, "read_rate": read_rate}
+    if tier == "hashed":
+        ground: Ground = (
+            MemoryTable(name, _FIRST_ROWS, dim, rule, **common)
+            if place is None
+            else DiskTable(name, _FIRST_ROWS, dim, rule, place, numbered=True, **common, **files)
+        )
+        return HashedTable(ground, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict)
+    assert num_rows is not None
+    if tier == "memory":
+        return MemoryTable(name, num_rows, dim, rule, placement=placement, rank=rank, **common)
+    assert place is not None
+    return DiskTable(name, num_rows, dim, rule, place, placement=placement, rank=rank, **common, **files)
