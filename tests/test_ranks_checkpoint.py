@@ -184,6 +184,7 @@ def fail_on_one_rank(rank, world, scratch):
     try:
         save_checkpoint(checkpoints, 3, session.recommender, session.optimizer, {}, ranks=session.ranks)
     except SlipstreamError as error:
+        dist.barrier()  # rank 0 sweeps up after all have failed
         return [str(error), latest(checkpoints).name, [path.name for path in checkpoints.glob(".*")]]
     return ["no error"]
 

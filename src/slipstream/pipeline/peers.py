@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -59,10 +60,7 @@ class Peers:
     def give_up(self) -> Mapping[Lane, Callable[[], None]]:
         """What a network lane does as it leaves after an error: close its groups, so that peers in them fail instead of waiting."""
 
-        def closing(wires: list[Wire]) -> Callable[[], None]:
-            return lambda: [_cut(wire) for wire in wires] and None
-
-        return {lane: closing(wires) for lane, wires in self._wires.items()}
+        return {lane: partial(_cut, wires) for lane, wires in self._wires.items()}
 
     def agree(self, count: int, has_data: bool, stop: bool) -> tuple[int, bool]:
         """Keys lane: the supervised tokens of a step, and whether there is one: somebody has data, nobody was asked to stop."""
@@ -89,15 +87,12 @@ class Peers:
     def close(self) -> None:
         """Let the groups go."""
         for wires in self._wires.values():
-            for wire in wires:
-                _cut(wire)
-        self._wires = {}
+            _cut(wires)
 
 
-def _cut(wire: Wire) -> None:
-    """Destroy a wire's group. Its connections close when nobody refers to it any more, so the wire forgets it."""
-    with _CUTTING:
-        group = wire.__dict__.pop("group", None)
-        if group is not None:
-            with suppress(RuntimeError, ValueError, AssertionError):
+def _cut(wires: Sequence[Wire]) -> None:
+    """Destroy the wires' groups. Connections close when nobody refers to a group any more, so the wires forget theirs."""
+    for wire in wires:
+        with _CUTTING, suppress(RuntimeError, ValueError, AssertionError):
+            if (group := wire.__dict__.pop("group", None)) is not None:
                 dist.destroy_process_group(group)

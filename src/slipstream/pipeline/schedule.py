@@ -118,7 +118,7 @@ def _stages(*, load: int, route: int, retrieve: int, lend: int = 0, micro_ahead:
         Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
         Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
     ]
-    ready = (After("collect"), After("reduce"))
+    ready: tuple[After, ...] = (After("collect"), After("reduce"))
     if lend:
         stages.append(Stage("refresh", Lane.BUFFER, (After("answer"), After(PACE, back=1))))
         ready = (*ready, After("refresh"))

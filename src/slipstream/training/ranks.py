@@ -165,7 +165,9 @@ def joined(mesh: str, timeout_seconds: float) -> Iterator[Ranks]:
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    dist.init_process_group("gloo", store=dist.PrefixStore("slipstream/group", store), rank=rank, world_size=world, timeout=timeout)
+    # A restarted job may meet in the store of the one before: what that one left there must not be read.
+    store = dist.PrefixStore(f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store)
+    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=world, timeout=timeout)
     watch = Watch(store, rank, world)
     try:
         yield arrange(mesh, timeout)

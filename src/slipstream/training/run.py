@@ -82,7 +82,8 @@ def train(
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
-    with joined(recipe.train.mesh, recipe.train.rank_timeout) as ranks, stop_signals() as stop, contextlib.ExitStack() as held:
+    # Signals outermost: while a lost rank is being named, torchrun already tells the others to stop.
+    with stop_signals() as stop, joined(recipe.train.mesh, recipe.train.rank_timeout) as ranks, contextlib.ExitStack() as held:
         judging = evaluate
         if judging is None and recipe.train.evaluate_every:
             judging = functools.partial(default_evaluate, ranks=ranks)

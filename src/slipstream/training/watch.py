@@ -29,7 +29,7 @@ class Watch:
         self, store: dist.Store, rank: int, world: int, *, silence: float = SILENCE, end: Callable[[str], None] | None = None
     ) -> None:
         self.rank, self.world, self.silence = rank, world, silence
-        self._store = dist.PrefixStore("slipstream/watch", store.clone())  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
         self._store.set_timeout(timedelta(seconds=10))
         self._end = end or end_process
         self._closed, self._lock = threading.Event(), threading.Lock()
