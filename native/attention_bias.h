@@ -120,8 +120,8 @@ class BiasTile {
         if (tables.time) start_columns(call, s);
         num_changes_ = 0;
         const bool sorted = tables.time && in_order(call, s);
-        for (int64_t panel = 0; panel < block.rows; panel += MR) {
-            const int64_t count = std::min<int64_t>(MR, block.rows - panel);
+        for (int64_t panel = 0, count; panel < block.rows; panel += count) {
+            count = block.panel(panel);
             const PanelRange range(block, panel, count, tile);
             for (int64_t r = panel; r < panel + count; ++r) {
                 row_begin_[r] = num_changes_;
@@ -184,8 +184,8 @@ class BiasTile {
 
     template <typename F>
     void for_rows(F&& body) const {
-        for (int64_t panel = 0; panel < block_->rows; panel += MR) {
-            const int64_t count = std::min<int64_t>(MR, block_->rows - panel);
+        for (int64_t panel = 0, count; panel < block_->rows; panel += count) {
+            count = block_->panel(panel);
             const PanelRange range(*block_, panel, count, tile_);
             if (range.empty()) continue;
             for (int64_t r = panel; r < panel + count; ++r) body(r, range);

@@ -1,6 +1,7 @@
 // The shape of one attention call: who sees whom, how the work is cut into tasks, and the scratch memory of a thread.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
@@ -28,9 +29,9 @@ struct AttentionCall {
     int32_t channels;                   // 1: HSTU, 3: FuXi
 };
 
-constexpr int ROWS = 96;          // queries of a block, a multiple of MR
-constexpr int KEYS = 128;         // keys of a tile, a multiple of W2
-constexpr int LD = KEYS + 32;     // row stride of a tile: off the powers of two, and room for zeros past the end
+constexpr int ROWS = 96;       // queries of a block, a multiple of MR
+constexpr int KEYS = 96;       // keys of a tile, a multiple of MR and of W2
+constexpr int LD = KEYS + 16;  // row stride of a tile: an odd number of cache lines, and room for zeros past the end
 
 struct Sequence {
     int64_t q0, k0, queries, keys, history;
@@ -41,6 +42,17 @@ inline Sequence sequence_of(const AttentionCall& call, int64_t b) {
     const int64_t keys = call.k_offsets[b + 1] - k0;
     return {q0, k0, call.q_offsets[b + 1] - q0, keys, keys - (call.candidates ? call.candidates[b] : 0)};
 }
+
+// Rows of every head, where a product adds to: the caller's tensor itself, or scratch where a head's width is no multiple of a vector.
+struct Rows {
+    float* first;
+    int64_t head_step, stride;
+    float* at(int64_t head, int64_t row) const { return first + head * head_step + row * stride; }
+    void clear(int64_t heads, int64_t begin, int64_t end, int64_t width) const {
+        for (int64_t r = begin; r < end; ++r)
+            for (int64_t h = 0; h < heads; ++h) std::fill(at(h, r), at(h, r) + width, 0.0f);
+    }
+};
 
 // One block of query rows: the keys [low, high) each row sees (a candidate sees itself besides), and the row's position.
 struct RowBlock {
@@ -55,7 +67,10 @@ struct RowBlock {
             low[r] = window ? std::max<int64_t>(0, position[r] - window + 1) : 0;
         }
     }
+    int panel(int64_t r) const { return panel_rows(rows - r); }
     // The tiles that some row of the block sees: both ends grow from row to row.
+    // Whether `tile` is the first in which the panel at row r sees keys.
+    bool begins(int64_t r, int64_t tile) const { return low[r] >= tile; }
     int64_t tile_begin() const { return low[0] / KEYS * KEYS; }
     int64_t tile_end() const { return high[rows - 1]; }
 };
@@ -72,6 +87,14 @@ struct PanelRange {
     }
     bool empty() const { return begin >= end; }
 };
+
+// Clears what no product will write: rows that see no key in any tile.
+inline void clear_blind_rows(const RowBlock& block, const Rows& to, int64_t heads, int64_t width) {
+    for (int64_t r = 0, count; r < block.rows; r += count) {
+        count = block.panel(r);
+        if (block.low[r] >= block.high[r + count - 1]) to.clear(heads, r, r + count, width);
+    }
+}
 
 // A task is one sequence with some of its heads; a bin is a list of tasks with its own partial bias gradients. Which task falls in
 // which bin depends only on the shapes and the number of threads, so sums have a fixed order whoever runs the bin.
@@ -101,15 +124,30 @@ inline std::vector<std::vector<Task>> plan_bins(const AttentionCall& call) {
         tasks.swap(cut);
     }
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
-    const size_t count = std::min<size_t>(tasks.size(), 16 * std::max(1, call.threads));
-    std::vector<std::vector<Task>> bins(count);
-    std::vector<double> load(count, 0.0);
-    for (const Task& t : tasks) {  // longest first into the emptiest bin
-        const size_t at = std::min_element(load.begin(), load.end()) - load.begin();
-        bins[at].push_back(t);
-        load[at] += t.cost;
+    // Longest first, in bins that shrink with what is left, so that the threads end together.
+    std::vector<std::vector<Task>> bins;
+    double left = total, room = 0;
+    for (const Task& t : tasks) {
+        if (bins.empty() || t.cost > room) {
+            bins.emplace_back();
+            room = std::max(left / (3 * std::max(1, call.threads)), total / (64 * std::max(1, call.threads)));
+        }
+        bins.back().push_back(t);
+        room -= t.cost;
+        left -= t.cost;
     }
     return bins;
+}
+
+// Runs every bin once: run(bin, task, the task after it or null). A thread takes its next bin when it begins the last task of this one.
+template <typename F>
+inline void run_bins(const std::vector<std::vector<Task>>& bins, std::atomic<size_t>& taken, F&& run) {
+    for (size_t i = taken++, following = 0; i < bins.size(); i = following)
+        for (size_t t = 0; t < bins[i].size(); ++t) {
+            const bool last = t + 1 == bins[i].size();
+            if (last) following = taken++;
+            run(i, bins[i][t], !last ? &bins[i][t + 1] : following < bins.size() ? &bins[following][0] : nullptr);
+        }
 }
 
 inline int64_t longest(const AttentionCall& call) {

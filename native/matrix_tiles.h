@@ -10,36 +10,41 @@ namespace slipstream {
 constexpr int MR = 6;  // rows of a micro-kernel: 6 x 2 accumulators + 2 of B + 1 of A fit 16 registers
 #define SLIPSTREAM_NOINLINE __attribute__((noinline))
 
-// A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns). Steps of NV vectors through B lie `panel` apart; `steps` of them
-// are taken in one call. noinline: GCC spills the accumulators when it inlines this.
-template <int M, int NV, bool COLUMNS, bool ZERO>
-SLIPSTREAM_NOINLINE void micro_kernel(int64_t steps, int64_t depth, const float* __restrict a0, int64_t lda, const float* __restrict b0,
-                                      int64_t ldb, int64_t panel, float* __restrict c, int64_t ldc) {
-    for (int64_t step = 0; step < steps; ++step, b0 += panel, c += NV * W) {
-        const float *a = a0, *b = b0;
-        vf acc[M][NV];  // every loop over it is unrolled early, so that it lives in registers only
-#pragma GCC unroll 8
-        for (int r = 0; r < M; ++r)
-#pragma GCC unroll 8
-            for (int n = 0; n < NV; ++n) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
+// Loops over the accumulators are unrolled early, so that these live in registers only.
+#define SLIPSTREAM_TILE(M, NV) \
+    _Pragma("GCC unroll 8") for (int r = 0; r < (M); ++r) _Pragma("GCC unroll 8") for (int n = 0; n < (NV); ++n)
+
+// acc += A B. A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns).
+template <int M, int NV, bool COLUMNS>
+inline __attribute__((always_inline)) void multiply_add(vf (&acc)[M][NV], int64_t depth, const float* __restrict a, int64_t lda,
+                                                        const float* __restrict b, int64_t ldb) {
 #pragma GCC unroll 4
-        for (int64_t k = 0; k < depth; ++k) {
-            vf row[NV];
+    for (int64_t k = 0; k < depth; ++k) {
+        vf row[NV];
 #pragma GCC unroll 8
-            for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
+        for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
 #pragma GCC unroll 8
-            for (int r = 0; r < M; ++r) {
-                const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
+        for (int r = 0; r < M; ++r) {
+            const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
 #pragma GCC unroll 8
-                for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
-            }
-            a += COLUMNS ? lda : 1;
-            b += ldb;
+            for (int n = 0; n < NV; ++n) acc[r][n] += x * row[n];
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < M; ++r)
-#pragma GCC unroll 8
-            for (int n = 0; n < NV; ++n) store(c + r * ldc + n * W, acc[r][n]);
+        a += COLUMNS ? lda : 1;
+        b += ldb;
+    }
+}
+
+// Steps of NV vectors through B lie `panel` apart; `steps` of them are taken in one call. noinline: GCC spills the accumulators when it
+// inlines this.
+template <int M, int NV, bool COLUMNS, bool ZERO>
+SLIPSTREAM_NOINLINE void micro_kernel(int64_t steps, int64_t depth, const float* __restrict a, int64_t lda, const float* __restrict b,
+                                      int64_t ldb, int64_t panel, float* __restrict c, int64_t ldc) {
+    for (int64_t step = 0; step < steps; ++step, b += panel, c += NV * W) {
+        vf acc[M][NV];
+        SLIPSTREAM_TILE(M, NV) acc[r][n] = ZERO ? vf{} : load(c + r * ldc + n * W);
+        if (!ZERO) SLIPSTREAM_TILE(M, 1) __builtin_prefetch(c + (M + r) * ldc + n);  // where the panel after this one adds to
+        multiply_add<M, NV, COLUMNS>(acc, depth, a, lda, b, ldb);
+        SLIPSTREAM_TILE(M, NV) store(c + r * ldc + n * W, acc[r][n]);
     }
 }
 
@@ -51,6 +56,12 @@ inline Kernel kernel_for(int rows) {
                                          micro_kernel<3, NV, COLUMNS, ZERO>, micro_kernel<4, NV, COLUMNS, ZERO>,
                                          micro_kernel<5, NV, COLUMNS, ZERO>, micro_kernel<6, NV, COLUMNS, ZERO>};
     return table[rows - 1];
+}
+
+// Rows of the next panel when `left` remain: MR, but the last two panels share evenly what would leave one to three rows to the last,
+// too few to keep the multiply-add units busy.
+inline int panel_rows(int64_t left) {
+    return static_cast<int>(left > MR && left < MR + 4 ? (left + 1) / 2 : left < MR ? left : MR);
 }
 
 // One panel of at most MR rows against `columns` (a multiple of W) columns of B.
