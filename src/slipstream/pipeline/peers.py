@@ -84,6 +84,12 @@ class Peers:
         """Gradients lane: the loss of all ranks."""
         return loss_sum if self.everybody is None else float(self.everybody.sum_(torch.tensor([loss_sum], dtype=torch.float64))[0])
 
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """The mean over ranks of each number; while no lane runs."""
+        if self.everybody is None:
+            return list(values)
+        return (self.everybody.sum_(torch.tensor(values, dtype=torch.float64)) / self.everybody.world).tolist()
+
     def close(self) -> None:
         """Let the groups go."""
         for wires in self._wires.values():
