@@ -1,5 +1,6 @@
 """What `bench tables` compares with: torch's EmbeddingBag with SparseAdam, and FBGEMM's table-batched embedding where installed."""
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -50,7 +51,10 @@ class FbgemmTable:
 
 
 def make_fbgemm(num_rows: int, dim: int) -> FbgemmTable | None:
-    """FBGEMM's table, or None with one line where the installed build does not work beside this torch."""
+    """FBGEMM's table, or None with one line where it is not installed or does not work beside this torch."""
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        print("FBGEMM is not installed (pip install fbgemm-gpu-cpu, in the build made for your torch): compared without it")
+        return None
     try:
         return FbgemmTable(num_rows, dim)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:

@@ -7,7 +7,6 @@ row-wise Adagrad with FBGEMM's, unique rows and whole token gradients) and is th
 it is installed.
 """
 
-import importlib.util
 import os
 import tempfile
 import time
@@ -21,7 +20,7 @@ import torch
 from slipstream.bench import harness, table_peers
 from slipstream.bench.cold_rows import ColdRows
 from slipstream.ops.memory import keep_freed_memory
-from slipstream.ops.rows import coalesce, unique_keys
+from slipstream.ops.rows import coalesce, rowwise_adagrad_from_tokens_, unique_keys
 from slipstream.tables.memory import MemoryTable
 from slipstream.tables.rules import RowwiseAdagrad, RowwiseAdam
 
@@ -93,13 +92,14 @@ def _update(
 ) -> tuple[list[harness.Row], float]:
     grads = batches.grads
     bag = table_peers.SparseAdamBag(plain_ND)
-    fbgemm = table_peers.make_fbgemm(len(plain_ND), DIM) if importlib.util.find_spec("fbgemm_gpu") is not None else None
-    if fbgemm is None:
-        print("FBGEMM is not installed (pip install fbgemm-gpu-cpu, in the build made for your torch): compared without it")
+    fbgemm = table_peers.make_fbgemm(len(plain_ND), DIM)
 
-    def from_tokens(table: MemoryTable, keys_T: torch.Tensor) -> None:
+    def adam_from_tokens(keys_T: torch.Tensor) -> None:
         unique_U, inverse_T = unique_keys(keys_T)
-        table.apply(unique_U, coalesce(grads, inverse_T, unique_U.numel()), 0.1)
+        adam.apply(unique_U, coalesce(grads, inverse_T, unique_U.numel()), 0.1)
+
+    def adagrad_from_tokens(keys_T: torch.Tensor) -> None:
+        rowwise_adagrad_from_tokens_(ours.weights_ND, ours.state["sum"], keys_T, grads, lr=0.1, eps=1e-8)
 
     ascending, tokens = batches.ascending, batches.tokens
     groups: dict[str, dict[str, Variant]] = {
@@ -108,7 +108,7 @@ def _update(
             "EmbeddingBag + SparseAdam": lambda n: bag.step_rows(ascending[n], grads),
         },
         "Adam, token gradients": {
-            "slipstream": lambda n: from_tokens(adam, tokens[n]),
+            "slipstream": lambda n: adam_from_tokens(tokens[n]),
             "EmbeddingBag + SparseAdam": lambda n: bag.step_tokens(tokens[n], grads),
         },
     }
@@ -118,7 +118,7 @@ def _update(
             "FBGEMM": lambda n: fbgemm.step(ascending[n], grads),
         }
         groups["Adagrad, token gradients"] = {
-            "slipstream": lambda n: from_tokens(ours, tokens[n]),
+            "slipstream": lambda n: adagrad_from_tokens(tokens[n]),
             "FBGEMM": lambda n: fbgemm.step(tokens[n], grads),
         }
     rows, ratios = [], []
