@@ -14,13 +14,23 @@ inline void ask_for(const char* row, int64_t bytes) {
 
 }  // namespace
 
-SLIPSTREAM_API void ss_gather_rows(const char* table, const int64_t* rows, int64_t count, int64_t row_bytes, char* out, int threads) {
-#pragma omp parallel num_threads(threads) if (count * row_bytes > kWorthSharing)
-    {
-#pragma omp for schedule(static)
-        for (int64_t u = 0; u < count; ++u) {
-            if (u + kAhead < count) ask_for(table + rows[u + kAhead] * row_bytes, row_bytes);
-            std::memcpy(out + u * row_bytes, table + rows[u] * row_bytes, row_bytes);
+// Returns -1 where a row lies outside the table (it is left out), else how many rows are not present. present: a byte per row, or NULL.
+SLIPSTREAM_API int64_t ss_gather_rows(const char* table, int64_t num_rows, const uint8_t* present, const int64_t* rows, int64_t count,
+                                      int64_t row_bytes, char* out, int threads) {
+    int64_t outside = 0, absent = 0;
+    const auto within = [num_rows](int64_t row) { return static_cast<uint64_t>(row) < static_cast<uint64_t>(num_rows); };
+#pragma omp parallel for num_threads(threads) if (count * row_bytes > kWorthSharing) schedule(static) reduction(+ : outside, absent)
+    for (int64_t u = 0; u < count; ++u) {
+        if (u + kAhead < count && within(rows[u + kAhead])) {
+            ask_for(table + rows[u + kAhead] * row_bytes, row_bytes);
+            if (present != nullptr) __builtin_prefetch(present + rows[u + kAhead]);
         }
+        if (!within(rows[u])) {
+            ++outside;
+            continue;
+        }
+        if (present != nullptr) absent += present[rows[u]] == 0;
+        std::memcpy(out + u * row_bytes, table + rows[u] * row_bytes, row_bytes);
     }
+    return outside ? -1 : absent;
 }

@@ -10,7 +10,7 @@ namespace {
 
 using namespace slipstream::lanes;
 
-constexpr int64_t kAhead = 4;
+constexpr int64_t kAhead = 8;
 
 void adagrad_row(float* weights, float* state, const float* grad, int64_t width, const Tail& tail, float lr, float eps) {
     *state += dot(grad, grad, tail) / static_cast<float>(width);
@@ -24,7 +24,10 @@ SLIPSTREAM_API void ss_rowwise_adagrad(float* weights, float* state, const int64
     const Tail tail = tail_of(width);
 #pragma omp parallel for num_threads(threads) if (count * width > kWorthSharing) schedule(static)
     for (int64_t u = 0; u < count; ++u) {
-        if (u + kAhead < count) prefetch_row(weights + rows[u + kAhead] * width, width);
+        if (u + kAhead < count) {
+            prefetch_row(weights + rows[u + kAhead] * width, width);
+            __builtin_prefetch(state + rows[u + kAhead]);
+        }
         adagrad_row(weights + rows[u] * width, state + rows[u], grads + u * width, width, tail, lr, eps);
     }
 }
@@ -41,6 +44,8 @@ SLIPSTREAM_API void ss_rowwise_adam(float* weights, float* first, float* second,
         if (u + kAhead < count) {
             prefetch_row(weights + rows[u + kAhead] * width, width);
             prefetch_row(first + rows[u + kAhead] * width, width);
+            __builtin_prefetch(second + rows[u + kAhead]);
+            __builtin_prefetch(steps + rows[u + kAhead]);
         }
         const float* grad = grads + u * width;
         const int64_t step = ++steps[row];
@@ -69,15 +74,23 @@ SLIPSTREAM_API void ss_rowwise_adagrad_from_tokens(float* weights, float* state,
         int64_t i = tokens * part / threads;
         const int64_t end = tokens * (part + 1) / threads;
         while (i > 0 && i < tokens && sorted.keys[i] == sorted.keys[i - 1]) ++i;  // a segment belongs to where it starts
+        const auto ask_ahead = [&](int64_t at) {
+            if (at + kAhead >= tokens) return;
+            prefetch_row(grads + sorted.places[at + kAhead] * width, width);
+            if (sorted.keys[at + kAhead] == sorted.keys[at + kAhead - 1]) return;
+            const int64_t row = slipstream::sorting::key_of(sorted.keys[at + kAhead]);
+            prefetch_row(weights + row * width, width);
+            __builtin_prefetch(state + row);
+        };
         while (i < end) {
             const uint64_t key = sorted.keys[i];
             float* row = weights + slipstream::sorting::key_of(key) * width;
+            ask_ahead(i);
             std::memcpy(total, grads + sorted.places[i] * width, sizeof(float) * width);
             for (++i; i < tokens && sorted.keys[i] == key; ++i) {
-                if (i + kAhead < tokens) prefetch_row(grads + sorted.places[i + kAhead] * width, width);
+                ask_ahead(i);
                 add_scaled(total, grads + sorted.places[i] * width, 1.0f, width);
             }
-            if (i < tokens) prefetch_row(weights + slipstream::sorting::key_of(sorted.keys[i]) * width, width);
             adagrad_row(row, state + slipstream::sorting::key_of(key), total, width, tail, lr, eps);
         }
     }

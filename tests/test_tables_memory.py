@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.row_gather import gather_rows
+from slipstream.ops.row_gather import gather_present, gather_rows
 from slipstream.tables.memory import MemoryTable
 from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.rules import DenseAdamW, RowwiseAdagrad, RowwiseAdam
@@ -111,6 +111,17 @@ def test_gather_copies_any_bytes(dtype, shape):
     for bad in (-1, 50):
         with pytest.raises(IndexError, match="between 0 and 49"):
             gather_rows(table, torch.tensor([bad]))
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_rows_that_are_not_present_are_noticed(count):
+    table, present = torch.randn(5000, 8), torch.ones(5000, dtype=torch.bool)
+    rows = torch.arange(count).flip(0)
+    assert torch.equal(gather_present(table, rows, present), table[rows])
+    present[2] = False
+    assert gather_present(table, rows, present) is None
+    with pytest.raises(IndexError, match="got 5000"):
+        gather_present(table, torch.tensor([0, 5000]), present)
 
 
 def test_lazy_zeros_are_zeros():

@@ -4,6 +4,7 @@ Every step asks for 20,000 distinct rows (half from a Zipf law, half anywhere) u
 holds; then the table is flushed, opened again, and a sample of rows is compared with what training had made of them.
 """
 
+import os
 import resource
 import tempfile
 import time
@@ -67,7 +68,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     """Train, flush, open again; print resident memory beside the budget and the size of the table."""
     (num_rows, budget), step_rows = (QUICK, 2_000) if quick else (FULL, STEP_ROWS)
     start = resident_bytes()
-    with tempfile.TemporaryDirectory(prefix="slipstream-disk-table-") as directory:
+    # Beside the working directory, not in the system's temporary one: that may live in memory.
+    with tempfile.TemporaryDirectory(prefix=".slipstream-bench-", dir=os.getcwd()) as directory:
         table = DiskTable("item", num_rows, DIM, RowwiseAdam(), directory, cache_bytes=budget)
         training = Training(table, num_rows, step_rows)
         training.run(int(MOVED_OVER_CACHE * table.cache_rows))

@@ -46,6 +46,21 @@ class JaggedBatch:
         places_T = places_T + self.first_positions_B.repeat_interleave(self.lengths_B)
         return self.sample_ids_B.repeat_interleave(self.lengths_B) * (1 << 24) + places_T
 
+    def take(self, users_C: torch.Tensor) -> "JaggedBatch":
+        """Some users as a batch of their own; their tokens keep their names."""
+        lengths_C = self.lengths_B[users_C]
+        offsets_C1 = torch.nn.functional.pad(lengths_C.cumsum(0), (1, 0))
+        source_T = torch.arange(int(offsets_C1[-1])) + (self.offsets_B1[users_C] - offsets_C1[:-1]).repeat_interleave(lengths_C)
+        by_token = ("items_T", "timestamps_T", "next_items_T", "next_timestamps_T", "supervised_T")
+        return JaggedBatch(
+            sample_ids_B=self.sample_ids_B[users_C],
+            first_positions_B=self.first_positions_B[users_C],
+            offsets_B1=offsets_C1,
+            actions={name: value_T[source_T] for name, value_T in self.actions.items()},
+            user_features={name: value_B[users_C] for name, value_B in self.user_features.items()},
+            **{name: getattr(self, name)[source_T] for name in by_token},
+        )
+
     def to(self, device: torch.device | str) -> "JaggedBatch":
         """The same batch on another device."""
 

@@ -31,7 +31,7 @@ class _Leave(Exception):
 
 
 class Engine:
-    """Runs `actions`, one per stage of `schedule`. `give_up` releases a lane's process group after an error."""
+    """Runs `actions`, one per stage of `schedule`, from step `first` on. `give_up` closes a lane's groups after an error."""
 
     def __init__(
         self,
@@ -41,16 +41,17 @@ class Engine:
         trace: Trace | None = None,
         delay: Delay | None = None,
         give_up: Mapping[Lane, Callable[[], None]] | None = None,
+        first: int = 0,
     ) -> None:
         if broken := hazards.problems(schedule):
             raise ValueError(f"schedule '{schedule.name}' does not keep its promise: {'; '.join(broken)}")
-        self.schedule, self.actions, self.trace = schedule, actions, trace or Trace()
+        self.schedule, self.actions, self.trace, self.first = schedule, actions, trace or Trace(), first
         self._delay, self._give_up, self._first = delay, dict(give_up or {}), schedule.stages[0].name
         self._stages = {stage.name: stage for stage in schedule.stages}
         lanes = dict.fromkeys(stage.lane for stage in schedule.stages)
         self._busy = {lane: threading.Lock() for lane in lanes}
         threaded = [] if schedule.serial else [lane for lane in lanes if lane != Lane.COMPUTE]
-        self._ledger = Ledger(schedule, len(threaded))
+        self._ledger = Ledger(schedule, len(threaded), first)
         self._threads = [
             threading.Thread(target=self._lane, args=(lane,), name=f"slipstream-{lane}", daemon=True) for lane in threaded
         ]
@@ -60,7 +61,7 @@ class Engine:
         for thread in self._threads:
             thread.start()
         try:
-            step = 0
+            step = self.first
             while self._step(step):
                 yield step
                 step += 1
@@ -146,7 +147,7 @@ class Engine:
         """A lane's whole life."""
         stages = [stage for stage in self.schedule.stages if stage.lane == lane]
         try:
-            for stage, step in hazards.lane_order(stages, 0, FOREVER):
+            for stage, step in hazards.lane_order(stages, self.first, FOREVER):
                 if step - stage.ahead >= self._ledger.last:
                     break
                 self._stage(stage, step)

@@ -39,11 +39,11 @@ def kept_until(schedule: Schedule, step: int) -> int:
     return step + max(schedule.buffers_ahead, schedule.staleness)
 
 
-def needs(schedule: Schedule, task: Task, micros: Callable[[int], int]) -> Iterator[Task]:
+def needs(schedule: Schedule, task: Task, micros: Callable[[int], int], first: int = 0) -> Iterator[Task]:
     """The tasks that must have ended before this one may begin; steps and micro-batches that do not exist are left out."""
     for after in schedule.after(schedule[task.stage]):
         step = task.step - after.back
-        if step < 0:
+        if step < first:
             continue
         if not schedule[after.stage].each:
             yield Task(after.stage, step)

@@ -15,8 +15,8 @@ _REMEMBERED = 64  # steps behind the newest update that are still known; no sche
 class Ledger:
     """Ended tasks and the reasons to stop, shared by all lanes."""
 
-    def __init__(self, schedule: Schedule, lanes: int) -> None:
-        self._schedule, self._lanes = schedule, lanes
+    def __init__(self, schedule: Schedule, lanes: int, first: int = 0) -> None:
+        self._schedule, self._lanes, self._first = schedule, lanes, first
         self._changed = threading.Condition()
         self._ended: dict[Task, float] = {}
         self._micros: dict[int, int] = {}
@@ -31,7 +31,7 @@ class Ledger:
         return self._micros[step]
 
     def needs(self, task: Task) -> list[Task]:
-        return list(hazards.needs(self._schedule, task, self.micros))
+        return list(hazards.needs(self._schedule, task, self.micros, self._first))
 
     def ended_at(self, task: Task) -> float:
         """When a task ended; 0 for one long forgotten."""

@@ -30,7 +30,7 @@ class Peers:
         self.alone, self.replicas = world == 1, replicas
         self.keys = self.rows = self.gradients = exchange
         self.everybody: Wire | None = None  # of the gradients lane
-        self._wires: dict[Lane, list[Wire]] = {}
+        self.wires: dict[Lane, list[Wire]] = {}
         if self.alone:
             return
         places = torch.arange(world).view(replicas, world // replicas)
@@ -41,8 +41,8 @@ class Peers:
             return next(each for each, inside in made if inside)
 
         def wire(members: Sequence[Sequence[int]], lane: Lane) -> Wire:
-            self._wires.setdefault(lane, []).append(Wire(group(members)))
-            return self._wires[lane][-1]
+            self.wires.setdefault(lane, []).append(Wire(group(members)))
+            return self.wires[lane][-1]
 
         everybody, shards, copies = [list(range(world))], places.tolist(), places.T.tolist()
         self._agreement = wire(everybody, Lane.NETWORK)
@@ -51,7 +51,7 @@ class Peers:
             self.keys, self.rows, self.gradients = (exchange.on(group(shards)) for _ in range(3))
             for lane, twin in zip((Lane.NETWORK, Lane.ROWS, Lane.GRADIENTS), (self.keys, self.rows, self.gradients), strict=True):
                 if twin.lane is not None:
-                    self._wires.setdefault(lane, []).append(twin.lane)
+                    self.wires.setdefault(lane, []).append(twin.lane)
         if replicas > 1:
             self._replica_keys = wire(copies, Lane.NETWORK)
             self._replica_sums = SummedGradients(wire(copies, Lane.GRADIENTS))
@@ -60,7 +60,7 @@ class Peers:
     def give_up(self) -> Mapping[Lane, Callable[[], None]]:
         """What a network lane does as it leaves after an error: close its groups, so that peers in them fail instead of waiting."""
 
-        return {lane: partial(_cut, wires) for lane, wires in self._wires.items()}
+        return {lane: partial(_cut, wires) for lane, wires in self.wires.items()}
 
     def agree(self, count: int, has_data: bool, stop: bool) -> tuple[int, bool]:
         """Keys lane: the supervised tokens of a step, and whether there is one: somebody has data, nobody was asked to stop."""
@@ -84,9 +84,15 @@ class Peers:
         """Gradients lane: the loss of all ranks."""
         return loss_sum if self.everybody is None else float(self.everybody.sum_(torch.tensor([loss_sum], dtype=torch.float64))[0])
 
+    def mean(self, values: Sequence[float]) -> list[float]:
+        """The mean over ranks of each number; while no lane runs."""
+        if self.everybody is None:
+            return list(values)
+        return (self.everybody.sum_(torch.tensor(values, dtype=torch.float64)) / self.everybody.world).tolist()
+
     def close(self) -> None:
         """Let the groups go."""
-        for wires in self._wires.values():
+        for wires in self.wires.values():
             _cut(wires)
 
 

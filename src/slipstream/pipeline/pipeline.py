@@ -11,14 +11,15 @@ moved by the tables' own rule, written back. Gradients of micro-batches are summ
 result does not depend on when anything ran.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from slipstream.pipeline import hazards
+from slipstream.pipeline import adaptive, hazards
 from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.engine import Action, Delay, Engine
 from slipstream.pipeline.peers import Peers
@@ -61,7 +62,10 @@ class _Step:
 
 
 class Pipeline:
-    """Runs `work` over `tables` by `schedule`. Steps are counted from `first_step`; leaving the context stops all lanes."""
+    """Runs `work` over `tables` by `schedule`. Steps are counted from `first_step`; leaving the context stops all lanes.
+
+    With `adapt` the first steps are probed, and the numbers of micro-batches and buffers chosen from them; it is told why.
+    """
 
     def __init__(
         self,
@@ -73,15 +77,24 @@ class Pipeline:
         first_step: int = 0,
         trace: Trace | None = None,
         delay: Delay | None = None,
+        adapt: Callable[[str], object] | None = None,
     ) -> None:
         refuse(schedule, work, tables)
-        self.schedule, self.work, self.tables, self.peers, self.first_step = schedule, work, dict(tables), peers, first_step
+        self.work, self.tables, self.peers, self.first_step = work, dict(tables), peers, first_step
         self.trace = trace or Trace()
+        self._adapt, self._delay = adapt, delay
         self._steps: dict[int, _Step] = {}
+        self._loaded: deque[Any] = deque()  # batches loaded for steps of an engine that has stopped
         self._newest, self._stop_asked = -1, False
-        actions: dict[str, Action] = {stage.name: getattr(self, f"_{stage.name}") for stage in schedule.stages}
-        self._engine = Engine(schedule, actions, trace=self.trace, delay=delay, give_up=peers.give_up)
+        self._engine = self._start(schedule)
         self._running: Iterator[int] | None = None
+
+    def _start(self, schedule: Schedule) -> Engine:
+        """An engine for the steps from here on."""
+        self.schedule, self._base = schedule, self._newest + 1
+        actions: dict[str, Action] = {stage.name: getattr(self, f"_{stage.name}") for stage in schedule.stages}
+        options: dict[str, Any] = {"trace": self.trace, "delay": self._delay, "give_up": self.peers.give_up}
+        return Engine(schedule, actions, first=self._base, **options)
 
     def __enter__(self) -> "Pipeline":
         return self
@@ -91,11 +104,35 @@ class Pipeline:
 
     def steps(self) -> Iterator[Done]:
         """Finished steps, until the data of all ranks has ended."""
+        if self._adapt is not None:
+            wanted = self.schedule
+            probes = {}
+            for micro_batches in (1, wanted.micro_batches):
+                self._engine = self._start(replace(wanted, micro_batches=micro_batches))
+                begin = self._base
+                yield from self._some_steps(adaptive.WARM_UP + adaptive.PROBED)
+                if self._newest < begin + adaptive.WARM_UP + adaptive.PROBED - 1:
+                    return
+                seen = [each for each in self.trace.intervals(begin + adaptive.WARM_UP) if each.step <= self._newest]
+                probes[micro_batches] = self.peers.mean(adaptive.probe(seen, micro_batches).values())
+            whole, cut = adaptive.agreed(probes).values()
+            chosen, sentence = adaptive.choose(wanted, whole, cut)
+            self._adapt(sentence)
+            self._engine = self._start(chosen)
+        yield from self._some_steps(None)
+
+    def _some_steps(self, limit: int | None) -> Iterator[Done]:
+        """So many steps of the engine; what it had loaded beyond them is kept for the next one."""
         self._running = self._engine.steps()
         for step in self._running:
             self._newest = step
             now = self._steps[step]
             yield Done(self.first_step + step, now.batch, now.loss_sum, now.count)
+            if limit is not None and step + 1 >= self._base + limit:
+                self._running.close()  # type: ignore[attr-defined]
+                self._loaded.extend(self._steps[each].batch for each in sorted(self._steps) if each > step)
+                self._steps.clear()
+                return
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -122,7 +159,7 @@ class Pipeline:
     # The stages, each called by its lane.
 
     def _load(self, step: int, micro: int) -> int:
-        batch = self.work.next_batch()
+        batch = self._loaded.popleft() if self._loaded else self.work.next_batch()
         if batch is None and self.peers.alone:
             self._engine.end(step)
             return 0
@@ -149,7 +186,7 @@ class Pipeline:
 
     def _retrieve(self, step: int, micro: int) -> None:
         now = self._steps[step]
-        holders = [each for each in hazards.copied_from(self.schedule, step) if each >= 0]
+        holders = [each for each in hazards.copied_from(self.schedule, step) if each >= self._base]
         for name, keys_U in now.keys.items():
             held = {each: self._steps[each].keys[name] for each in holders if name in self._steps[each].keys}
             origin = now.origins[name] = hazards.sources(keys_U, held)
@@ -166,7 +203,7 @@ class Pipeline:
             buffer.copy_from(hazards.sources(buffer.keys_U, {each: held.keys_U for each, held in holders.items()}), holders)
 
     def _holders(self, name: str, steps: range) -> dict[int, RowBuffer]:
-        return {each: self._steps[each].buffers[name] for each in steps if each >= 0 and name in self._steps[each].buffers}
+        return {each: self._steps[each].buffers[name] for each in steps if each >= self._base and name in self._steps[each].buffers}
 
     def _answer(self, step: int, micro: int) -> None:
         now = self._steps[step]

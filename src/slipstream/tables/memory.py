@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.row_gather import gather_rows
+from slipstream.ops.row_gather import gather_present, gather_rows
 from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.rules import RowRule, State
 from slipstream.tables.slices import Placement, SliceLayout, slice_order
@@ -53,6 +53,14 @@ class MemoryTable:
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
         """A copy of the weights of these rows."""
+        if self._layout is None and keys_U.dtype == torch.int64:
+            try:
+                weights_UD = gather_present(self._weights_ND, keys_U, self._born_N)
+            except IndexError:
+                check_keys(self.name, self.num_rows, keys_U)
+                raise
+            if weights_UD is not None:
+                return weights_UD
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
         self._bear(keys_U, places_U)

@@ -120,7 +120,14 @@ class TrainConfig(Section):
         "auto", description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one replica over all ranks"
     )
     rank_timeout: Positive = Field(300.0, description="seconds a rank may keep the others waiting before the job ends")
-    schedule: Literal["synchronous"] = Field("synchronous", description="how lookups, compute and updates are laid over time")
+    schedule: Literal["synchronous", "dual_buffer", "frozen_window", "nested", "semi_async"] = Field(
+        "synchronous",
+        description="how lookups, exchange and compute are laid over time; all but semi_async (rows one step old) train the same",
+    )
+    micro_batches: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
+        8, description="parts of a batch under frozen_window and nested; auto chooses from the first steps' times (not repeatable)"
+    )
+    cluster: bool = Field(True, description="cut a batch so that its micro-batches share keys (frozen_window and nested)")
 
 
 class Recipe(Section):
@@ -169,6 +176,8 @@ def trained_digest(recipe: Recipe) -> str:
     """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
     bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
+    if recipe.train.schedule not in ("frozen_window", "nested"):
+        bookkeeping += ["micro_batches", "cluster"]
     if recipe.tables.replicas == "exact":
         bookkeeping.append("mesh")
     if recipe.optimizer.decay == "constant":

@@ -4,11 +4,12 @@
 checkpoints, and a clean end when asked to stop.
 """
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +36,56 @@ def train_step(
     ranks.sum_gradients_(recommender.model)
     step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
     return float(loss.detach()), count
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step that was done."""
+
+    batch: JaggedBatch
+    loss: float  # summed over all ranks
+    count: int  # supervised tokens of all ranks
+    asked_to_stop: bool  # on any rank
+
+
+class Steps(Protocol):
+    """Whoever does the steps of a run: the plain loop, or a schedule."""
+
+    def next(self, step: int) -> Stepped | None:
+        """Do step `step`; None when all ranks were asked to stop before it."""
+        ...
+
+    def settled(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the tables hold every update and may be read and saved."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """What to say about the steps since the last call."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainSteps:
+    """One step after the other: the oracle of every schedule."""
+
+    recommender: Recommender
+    optimizer: torch.optim.AdamW
+    sampler: TrainingSampler
+    ranks: Ranks
+    stop: threading.Event
+
+    def next(self, step: int) -> Stepped | None:
+        batch = self.sampler.next_batch()
+        steps = total_steps(self.recommender.recipe, self.sampler.steps_per_epoch)
+        loss, count = train_step(self.recommender, self.optimizer, batch, step, steps, self.ranks)
+        loss, asked_to_stop = agree(self.ranks, step, loss, self.stop.is_set())
+        return Stepped(batch, loss, count, asked_to_stop)
+
+    def settled(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def figures(self) -> dict[str, float]:
+        return {}
 
 
 @dataclass
@@ -81,6 +132,7 @@ def run_loop(
     progress: Progress,
     hooks: Hooks,
     ranks: Ranks = ALONE,
+    doing: Steps | None = None,
 ) -> str:
     """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`. Every way out has saved.
 
@@ -88,30 +140,36 @@ def run_loop(
     """
     recipe = recommender.recipe
     steps = total_steps(recipe, sampler.steps_per_epoch)
+    doing = doing or PlainSteps(recommender, optimizer, sampler, ranks, hooks.stop)
     while not _done(recipe, progress):
         if _patience_is_over(recipe, progress):
             return "stopped early"
-        batch = sampler.next_batch()
-        loss, count = train_step(recommender, optimizer, batch, progress.step, steps, ranks)
-        loss, asked_to_stop = agree(ranks, progress.step, loss, hooks.stop.is_set())
-        if not math.isfinite(loss):
+        if (done := doing.next(progress.step)) is None:
+            with doing.settled():
+                hooks.save(progress)
+            return "interrupted"
+        asked_to_stop = done.asked_to_stop
+        if not math.isfinite(done.loss):
             raise SlipstreamError(
-                f"the loss became {loss} at step {progress.step + 1}; lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
+                f"the loss became {done.loss} at step {progress.step + 1}; "
+                "lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
             )
-        epoch_ended = _advance(progress, sampler, loss, count)
-        hooks.on_step(progress, batch)
+        epoch_ended = _advance(progress, sampler, done.loss, done.count)
+        hooks.on_step(progress, done.batch)
         if progress.step % recipe.train.log_every == 0:
             lr = recipe.optimizer.lr * schedule_factor(recipe.optimizer, progress.step - 1, steps)
-            hooks.on_log(progress, {"loss": progress.loss_sum / max(progress.loss_count, 1), "lr": lr})
+            hooks.on_log(progress, {"loss": progress.loss_sum / max(progress.loss_count, 1), "lr": lr, **doing.figures()})
             progress.loss_sum, progress.loss_count = 0.0, 0
         last, evaluated = _done(recipe, progress), False
         if hooks.evaluate is not None and _evaluation_is_due(recipe, progress, epoch_ended, last):
-            hooks.on_evaluation(progress, _judge(recipe, progress, hooks.evaluate()))
+            with doing.settled():
+                hooks.on_evaluation(progress, _judge(recipe, progress, hooks.evaluate()))
             evaluated = True
             asked_to_stop = ranks.sum([float(hooks.stop.is_set())])[0] > 0
         stopping = asked_to_stop and not last
         if evaluated or last or stopping or progress.step % recipe.train.checkpoint_every == 0:
-            hooks.save(progress)
+            with doing.settled():
+                hooks.save(progress)
         if stopping:
             return "interrupted"
     return "finished"

@@ -33,6 +33,16 @@ _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What a training step over a batch needs to know before it has rows: their keys, and what hangs on the step."""
+
+    keys: dict[str, list[torch.Tensor]]  # table -> key lists, the inputs first
+    supervised_S: torch.Tensor  # places of the tokens the loss counts
+    dropout_seed: int | None = None
+    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+
+
+@dataclass(frozen=True)
 class Gathered:
     """A batch with its rows: what one forward pass needs, nothing shared with the tables until they are given the gradients."""
 
@@ -79,16 +89,25 @@ class Recommender:
         return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks)
 
     def gather(self, batch: JaggedBatch, step: int) -> Gathered:
-        """Look up every row a training step needs: history, features, targets, negatives."""
+        """Look up every row a training step needs."""
+        wanted = self.wants(batch, step)
+        return self.gathered(batch, wanted, self.tables.lookup(wanted.keys))
+
+    def gathered(self, batch: JaggedBatch, wanted: Wanted, lookups: Lookups) -> Gathered:
+        """A batch with rows that were looked up by `wanted.keys`."""
+        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives)
+
+    def wants(self, batch: JaggedBatch, step: int) -> Wanted:
+        """The keys of every row a training step needs: history, features, targets, negatives."""
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return Gathered(batch, self.tables.lookup(keys), supervised_S, dropout_seed)
+            return Wanted(keys, supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
         negatives = self._draw_negatives(batch.token_ids_T[supervised_S], step)
         keys[ITEM] += [batch.next_items_T[supervised_S], torch.arange(self.features.num_items) if negatives is None else negatives]
-        return Gathered(batch, self.tables.lookup(keys), supervised_S, dropout_seed, negatives)
+        return Wanted(keys, supervised_S, dropout_seed, negatives)
 
     def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
         """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""

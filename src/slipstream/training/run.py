@@ -35,11 +35,13 @@ from slipstream.ops import native
 from slipstream.ops.memory import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
 from slipstream.training.config import Recipe, trained_digest
+from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.ranks import Ranks, joined
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
+from slipstream.training.scheduled import doing_steps
 
 LOCK = ".lock"
 
@@ -117,6 +119,8 @@ def _train(
     sampler = TrainingSampler(
         store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task, rank=ranks.rank, world_size=ranks.world
     )
+    if recipe.train.schedule != "synchronous":
+        sampler = HandedOut(sampler)
     progress = Progress()
     if opened["newest"] is not None:
         state = load_checkpoint(directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks)
@@ -155,7 +159,8 @@ def _run(
     note("running")
     try:
         hooks = recorder.hooks(judge, stop)
-        status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks, recorder.ranks)
+        with doing_steps(recorder, stop) as doing:
+            status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks, recorder.ranks, doing)
         seconds = note(status)
     except BaseException as error:
         with contextlib.suppress(SlipstreamError):  # a full disk refuses this note too; the first error is the one to tell

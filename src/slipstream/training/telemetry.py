@@ -127,6 +127,8 @@ def describe(record: dict[str, Any], seconds_left: float | None) -> str:
         parts.append(f"{speed / 1000:.0f}k tokens/s" if speed >= 10_000 else f"{speed:.0f} tokens/s")
     if "mfu" in record:
         parts.append(f"MFU {100 * record['mfu']:.0f} %")
+    if "exposed_lookup" in record:
+        parts.append(f"exposed {100 * (record['exposed_lookup'] + record['exposed_comm']):.1f} %")
     if "memory_bytes" in record:
         parts.append(f"{record['memory_bytes'] / 1e9:.1f} GB")
     if "lr" in record:

@@ -1,0 +1,267 @@
+"""One rank of the pipeline benchmark: an HSTU recommender over a shared table, stepped by every schedule in turn.
+
+Started by `slipstream.bench.pipeline`, once per setting; prints one JSON object on rank 0. Users care for one topic each and draw items
+by Zipf's law, a little from everywhere, so that batches overlap as real ones do. All rows are on the disk before anything is timed.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from slipstream.bench.pipeline_link import EmulatedLink
+from slipstream.data.batch import JaggedBatch
+from slipstream.ops.memory import keep_freed_memory
+from slipstream.pipeline.clustering import cluster_samples, key_inflation
+from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.pipeline import Pipeline
+from slipstream.pipeline.schedule import Schedule, make_schedule
+from slipstream.pipeline.trace import Trace, shares
+from slipstream.tables.collection import TableCollection
+from slipstream.tables.exchange import Exchange
+from slipstream.tables.factory import make_tier
+from slipstream.tables.rules import make_rule
+from slipstream.tables.slices import Placement
+from slipstream.training.config import Recipe
+from slipstream.training.features import ITEM, Features
+from slipstream.training.optimizers import make_adamw
+from slipstream.training.ranks import Ranks, arrange
+from slipstream.training.recommender import Recommender
+from slipstream.training.scheduled import RecommenderWork
+
+WORLD = 2
+START = 1_600_000_000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is run where."""
+
+    users: int = 48  # per rank
+    length: int = 96
+    items: int = 60_000
+    topics: int = 24
+    zipf: float = 1.05
+    dim: int = 128
+    heads: int = 4
+    blocks: int = 3
+    batches: int = 12  # different ones, in a circle
+    tier: str = "disk"
+    read_rate: float | None = None
+    cache_rows: int = 512
+    link_rate: float | None = None  # of the emulated link; None: the network is the link
+    steps: int = 5  # timed, after `warm_up`
+    warm_up: int = 2
+    repeats: int = 5
+    check_steps: int = 6
+    variants: tuple[tuple[str, int], ...] = (("synchronous", 1), ("nested", 8))
+    adaptive: bool = False  # nested chooses its own numbers
+    seconds_allowed: int = 220
+
+    def recipe(self) -> Recipe:
+        model = {"kind": "hstu", "dim": self.dim, "heads": self.heads, "blocks": self.blocks, "max_len": self.length}
+        loss = {"kind": "shared_softmax", "negatives": 32}
+        return Recipe.model_validate(
+            {
+                "name": "pipeline",
+                "model": model,
+                "loss": loss,
+                "sampler": {"max_len": self.length},
+                "tables": {"rule": "rowwise_adagrad"},
+            }
+        )
+
+
+def make_batch(setting: Setting, number: int, rank: int) -> JaggedBatch:
+    """One rank's batch: each user has a topic; nine items in ten come from it, the rest from anywhere popular."""
+    rng = np.random.default_rng([7, number, rank])
+    per_topic = setting.items // setting.topics
+    weights = (np.arange(per_topic) + 1.0) ** -setting.zipf
+    cumulated = np.cumsum(weights) / weights.sum()
+    shape = (setting.users, setting.length + 1)
+    topics = np.where(
+        rng.random(shape) < 0.9, rng.integers(0, setting.topics, (setting.users, 1)), rng.integers(0, setting.topics, shape)
+    )
+    ranks_drawn = np.minimum(np.searchsorted(cumulated, rng.random(shape)), per_topic - 1)
+    log = torch.from_numpy(topics * per_topic + ranks_drawn)
+    times = START + torch.from_numpy(rng.integers(1, 10_000, shape)).cumsum(1)
+    tokens = setting.users * setting.length
+    return JaggedBatch(
+        sample_ids_B=torch.arange(setting.users) + (number * WORLD + rank) * setting.users,
+        first_positions_B=torch.zeros(setting.users, dtype=torch.int64),
+        offsets_B1=torch.arange(setting.users + 1) * setting.length,
+        items_T=log[:, :-1].reshape(-1),
+        timestamps_T=times[:, :-1].reshape(-1),
+        next_items_T=log[:, 1:].reshape(-1),
+        next_timestamps_T=times[:, 1:].reshape(-1),
+        supervised_T=torch.ones(tokens, dtype=torch.bool),
+    )
+
+
+class Rank:
+    """One of the processes."""
+
+    def __init__(self, setting: Setting, ranks: Ranks, scratch: Path) -> None:
+        self.setting, self.ranks, self.scratch = setting, ranks, scratch
+        self.batches = [make_batch(setting, number, ranks.rank) for number in range(setting.batches)]
+        self.made = 0
+
+    def fresh(self) -> tuple[Recommender, torch.optim.AdamW]:
+        """A new recommender whose table has every row it will need on the tier."""
+        setting, recipe = self.setting, self.setting.recipe()
+        recommender = Recommender(recipe, Features(setting.items), ranks=self.ranks)
+        rule = make_rule("rowwise_adagrad", betas=(0.9, 0.98), eps=1e-8)
+        row_bytes = 4 * (setting.dim + 1) + 8
+        table = make_tier(
+            setting.tier,
+            ITEM,
+            setting.items,
+            setting.dim,
+            rule,
+            seed=3,
+            placement=Placement(self.ranks.shards),
+            rank=self.ranks.shard,
+            directory=self.scratch / f"tables-{self.made}-{self.ranks.rank}",
+            cache_bytes=max(setting.cache_rows * row_bytes, 1 << 14),
+            read_rate=setting.read_rate,
+        )
+        self.made += 1
+        keys_N = torch.arange(setting.items)
+        owned_N = keys_N[Placement(self.ranks.shards).owner_of(keys_N) == self.ranks.shard]
+        for keys_U in owned_N.split(4096):
+            table.write(keys_U, table.read(keys_U))
+        table.flush()
+        tables = {ITEM: table}
+        recommender.tables = TableCollection([table], Exchange(tables, self.ranks.shard_group))
+        return recommender, make_adamw(recommender.model, recipe.optimizer)
+
+    def source(self, steps: int) -> Iterator[tuple[JaggedBatch, None]]:
+        for step in range(steps):
+            yield self.batches[step % len(self.batches)], None
+
+    def run(
+        self, schedule: Schedule, trained: tuple[Recommender, Any], steps: int, *, adapt: bool = False
+    ) -> tuple[Trace, list[str]]:
+        """So many steps by a schedule."""
+        recommender, optimizer = trained
+        batches = self.source(steps)
+        work = RecommenderWork(recommender, optimizer, lambda: next(batches, None), steps, ranks=self.ranks)
+        peers = Peers(recommender.tables.exchange, world=WORLD, timeout=timedelta(seconds=self.setting.seconds_allowed))
+        if self.setting.link_rate is not None:
+            EmulatedLink(self.setting.link_rate).slow_down(peers)
+        dist.barrier()
+        said: list[str] = []
+        trace = Trace()
+        options: dict[str, Any] = {"trace": trace, "adapt": said.append if adapt else None}
+        with Pipeline(schedule, work, recommender.tables.tables, peers, **options) as pipeline:
+            for _ in pipeline.steps():
+                pass
+        peers.close()
+        return trace, said
+
+    def time_variants(self) -> dict[str, Any]:
+        """Every variant in turns: shares of each repeat, the same on all ranks (means)."""
+        trained, setting = self.fresh(), self.setting
+        found: dict[str, list[dict[str, float]]] = {}
+        said: list[str] = []
+        for repeat in range(setting.repeats + 1):
+            for name, micro_batches in setting.variants:
+                schedule, adapt = make_schedule(name, micro_batches=micro_batches), setting.adaptive and name == "nested"
+                probing = 12 if adapt else 0
+                table, sent = trained[0].tables[ITEM], sent_bytes()
+                reads = table.counters["reads"] if setting.tier == "disk" else 0
+                steps = setting.warm_up + setting.steps + probing
+                trace, words = self.run(schedule, trained, steps, adapt=adapt)
+                said += words
+                one = shares(trace.intervals(probing), probing + setting.warm_up - 1)
+                one["sent_bytes"] = (sent_bytes() - sent) / steps
+                one["reads"] = ((table.counters["reads"] - reads) if setting.tier == "disk" else 0) / steps
+                if repeat:  # the first round warms up
+                    found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
+        return {"variants": found, "said": sorted(set(said))}
+
+    def everybody_mean(self, values: dict[str, float]) -> dict[str, float]:
+        return dict(zip(values, (total / WORLD for total in self.ranks.sum(list(values.values()))), strict=True))
+
+    def check(self) -> dict[str, float]:
+        """Largest difference of all weights and state from synchronous training, whole and cut alike, after `check_steps` steps."""
+        setting, results = self.setting, {}
+        for name, micro_batches in dict.fromkeys([*setting.variants, *(("synchronous", micro) for _, micro in setting.variants)]):
+            trained = self.fresh()
+            self.run(make_schedule(name, micro_batches=micro_batches), trained, setting.check_steps)
+            touched = [part for _, rows in trained[0].tables[ITEM].touched() for part in (rows.weights_UD, *rows.state.values())]
+            results[f"{name} {micro_batches}"] = [*(value.detach() for value in trained[0].model.parameters()), *touched]
+            trained[0].tables[ITEM].close()
+        found = {}
+        for name, micro_batches in setting.variants:
+            for label, other in (("same_cut", f"synchronous {micro_batches}"), ("whole", "synchronous 1")):
+                pairs = zip(results[f"{name} {micro_batches}"], results[other], strict=True)
+                mine = max(float((one.double() - two.double()).abs().max()) for one, two in pairs if one.numel())
+                found[f"{name} {micro_batches} {label}"] = max(mine, *self.everyone(mine))
+        return found
+
+    def everyone(self, value: float) -> list[float]:
+        heard: list[Any] = [None] * WORLD
+        dist.all_gather_object(heard, value)
+        return heard
+
+    def inflation(self) -> dict[str, float]:
+        """Key inflation of the benchmark's batches at 8 parts, clustered and by random cuts; overlap of neighbouring batches."""
+        rng, clustered, random, overlap = torch.Generator().manual_seed(0), [], [], []
+        for batch, following in zip(self.batches, self.batches[1:], strict=False):
+            clustered.append(key_inflation(batch.items_T, batch.offsets_B1, cluster_samples(batch.items_T, batch.offsets_B1, 8)))
+            cut = list(torch.randperm(batch.num_users, generator=rng).tensor_split(8))
+            random.append(key_inflation(batch.items_T, batch.offsets_B1, cut))
+            overlap.append(float(torch.isin(following.items_T.unique(), batch.items_T).float().mean()))
+        return {"clustered": float(np.mean(clustered)), "random": float(np.mean(random)), "overlap": float(np.mean(overlap))}
+
+
+def sent_bytes() -> float:
+    """Bytes this process's network card has sent so far."""
+    card = Path("/sys/class/net") / os.environ.get("GLOO_SOCKET_IFNAME", "lo") / "statistics" / "tx_bytes"
+    lines = Path("/proc/net/dev").read_text().splitlines() if Path("/proc/net/dev").exists() else []
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        if name.strip() == card.parent.parent.name:
+            return float(numbers.split()[8])
+    return 0.0
+
+
+def main(rank: int, scratch: Path, setting: Setting, wanted: str) -> None:
+    """One rank; rank 0 prints what everybody found."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cpus) >= WORLD:
+        os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+    patience = timedelta(seconds=setting.seconds_allowed)
+    dist.init_process_group("gloo", init_method=f"file://{scratch / 'meeting'}", rank=rank, world_size=WORLD, timeout=patience)
+    try:
+        began = time.perf_counter()
+        me = Rank(setting, arrange("auto", patience), scratch)
+        found: dict[str, Any] = {}
+        if "time" in wanted:
+            found |= me.time_variants()
+        if "check" in wanted:
+            found["max_diff"] = me.check()
+        if "inflation" in wanted:
+            found["inflation"] = me.inflation()
+        if rank == 0:
+            print(json.dumps(found | {"seconds": time.perf_counter() - began}))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    content = json.loads(sys.argv[3])
+    content["variants"] = tuple((name, int(micro)) for name, micro in content["variants"])
+    main(int(sys.argv[1]), Path(sys.argv[2]), Setting(**content), sys.argv[4])

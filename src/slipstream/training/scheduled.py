@@ -1,0 +1,168 @@
+"""Training by a schedule of `slipstream.pipeline`: the one door between the recommender and the lanes.
+
+`RecommenderWork` tells the pipeline what a step of a recommender is; `ScheduledSteps` gives the loop its steps.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from slipstream.data.batch import JaggedBatch
+from slipstream.errors import SlipstreamError
+from slipstream.pipeline.clustering import cluster_samples
+from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.pipeline import Done, Pipeline
+from slipstream.pipeline.schedule import Schedule, make_schedule
+from slipstream.pipeline.trace import shares, write_trace
+from slipstream.pipeline.work import Micro
+from slipstream.tables.exchange import Lookups
+from slipstream.tables.lanes import Lane
+from slipstream.training.config import Recipe
+from slipstream.training.handed_out import HandedOut
+from slipstream.training.loop import Stepped, Steps, total_steps
+from slipstream.training.losses import RETRIEVAL_LOSSES
+from slipstream.training.optimizers import schedule_factor, step_dense
+from slipstream.training.ranks import ALONE, Ranks
+from slipstream.training.recommender import Recommender, Wanted
+
+if TYPE_CHECKING:
+    from slipstream.training.recorder import Recorder
+
+TRACE = "trace.json"
+
+
+class RecommenderWork:
+    """`slipstream.pipeline.work.Work` of a recommender; `source` gives (batch, anything), None when the data has ended."""
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        optimizer: torch.optim.AdamW,
+        source: Any,
+        steps: int,
+        *,
+        ranks: Ranks = ALONE,
+        cluster: bool = True,
+    ) -> None:
+        self.recommender, self.optimizer, self.source, self.steps = recommender, optimizer, source, steps
+        self.ranks, self.cluster = ranks, cluster
+
+    @property
+    def mixes_samples(self) -> str | None:
+        kind = self.recommender.recipe.loss.kind
+        mixes = self.recommender.recipe.task == "retrieval" and RETRIEVAL_LOSSES[kind].mixes_samples
+        return f"loss '{kind}'" if mixes else None
+
+    def next_batch(self) -> Any | None:
+        return self.source()
+
+    def cut(self, batch: Any | None, step: int, micro_batches: int) -> list[Micro]:
+        """Whole users per part, sharing keys where `cluster` is set; a token's dropout and negatives do not depend on the cut."""
+        if batch is None:
+            nothing = torch.empty(0, dtype=torch.int64)
+            return [Micro({name: [nothing] for name in self.recommender.tables.tables}, 0)] * micro_batches
+        whole: JaggedBatch = batch[0]
+        if micro_batches == 1:
+            return [self._micro(whole, step)]
+        if self.cluster:
+            parts = cluster_samples(whole.items_T, whole.offsets_B1, micro_batches)
+        else:
+            parts = list(torch.arange(whole.num_users).tensor_split(micro_batches))
+        return [self._micro(whole.take(users_C), step) for users_C in parts]
+
+    def _micro(self, batch: JaggedBatch, step: int) -> Micro:
+        wanted = self.recommender.wants(batch, step)
+        return Micro(wanted.keys, wanted.supervised_S.numel(), (batch, wanted) if batch.num_users else None)
+
+    def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
+        batch, wanted = micro.content
+        assert isinstance(batch, JaggedBatch) and isinstance(wanted, Wanted)
+        return self.recommender.loss_sum(batch, step, self.recommender.gathered(batch, wanted, lookups))[0]
+
+    def sum_dense(self, everybody: Lane | None) -> None:
+        replace(self.ranks, everybody=everybody).sum_gradients_(self.recommender.model)
+
+    def step_dense(self, step: int) -> None:
+        config = self.recommender.recipe.optimizer
+        step_dense(self.optimizer, self.recommender.model, config.lr * self._factor(step), config.clip_norm)
+
+    def table_lr(self, step: int) -> float:
+        return self.recommender.recipe.tables.lr * self._factor(step)
+
+    def _factor(self, step: int) -> float:
+        return schedule_factor(self.recommender.recipe.optimizer, step, self.steps)
+
+
+def recipe_schedule(recipe: Recipe) -> Schedule:
+    """The schedule a recipe names; `auto` begins with its usual number of micro-batches."""
+    cuts = recipe.train.schedule in ("frozen_window", "nested")
+    micro_batches = recipe.train.micro_batches
+    return make_schedule(recipe.train.schedule, micro_batches=micro_batches if cuts and isinstance(micro_batches, int) else None)
+
+
+class ScheduledSteps:
+    """Steps done by a pipeline, as the loop asks for them."""
+
+    def __init__(self, pipeline: Pipeline, sampler: HandedOut, ranks: Ranks, stop: threading.Event) -> None:
+        self.pipeline, self._sampler, self._ranks, self._stop = pipeline, sampler, ranks, stop
+        self._running: Iterator[Done] = pipeline.steps()
+        self._said = 0
+
+    def next(self, step: int) -> Stepped | None:
+        if self._stop.is_set() and self._ranks.world > 1:
+            self.pipeline.ask_to_stop()
+        done = next(self._running, None)
+        if done is None:
+            return None
+        if done.step != step:
+            raise RuntimeError(f"the pipeline did step {done.step} when step {step} was asked for")
+        batch, position = done.batch
+        self._sampler.hand_out(position)
+        return Stepped(batch, done.loss_sum, done.count, self._stop.is_set() and self._ranks.world == 1)
+
+    def settled(self) -> contextlib.AbstractContextManager[None]:
+        return self.pipeline.settled()
+
+    def figures(self) -> dict[str, float]:
+        found = shares(self.pipeline.trace.intervals(self._said), self._said)
+        newest = max(
+            (each.step for each in self.pipeline.trace.intervals(self._said) if each.stage == "update"), default=self._said
+        )
+        self._said = newest
+        return {name: found[name] for name in ("exposed_lookup", "exposed_comm", "compute_utilisation") if name in found}
+
+
+@contextlib.contextmanager
+def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps | None]:
+    """The steps of a run by its recipe's schedule; None for the plain loop. The trace of the newest steps is left in the run."""
+    recipe, sampler, ranks = recorder.recommender.recipe, recorder.sampler, recorder.ranks
+    if recipe.train.schedule == "synchronous":
+        yield None
+        return
+    if recipe.tables.replicas == "averaged" and ranks.replicas > 1:
+        raise SlipstreamError(
+            f"schedule '{recipe.train.schedule}' moves rows in buffers, but tables.replicas=averaged moves them between steps too; "
+            "use tables.replicas=exact, or train.schedule=synchronous"
+        )
+    assert isinstance(sampler, HandedOut)
+    steps = total_steps(recipe, sampler.steps_per_epoch)
+    tables = recorder.recommender.tables
+    work = RecommenderWork(recorder.recommender, recorder.optimizer, sampler.take, steps, ranks=ranks, cluster=recipe.train.cluster)
+    timeout = timedelta(seconds=recipe.train.rank_timeout)
+    peers = Peers(tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout)
+    first, schedule = recorder.progress.step, recipe_schedule(recipe)
+    adapt = recorder.line.say if schedule.cuts_batches and recipe.train.micro_batches == "auto" else None
+    pipeline = Pipeline(schedule, work, tables.tables, peers, first_step=first, adapt=adapt)
+    try:
+        with pipeline:
+            yield ScheduledSteps(pipeline, sampler, ranks, stop)
+    finally:
+        peers.close()
+        if ranks.first:
+            about = {"schedule": recipe.train.schedule, "run": recipe.name, "first_step": first}
+            write_trace(recorder.directory / TRACE, pipeline.trace.intervals(), about)
