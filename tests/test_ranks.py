@@ -32,8 +32,19 @@ KINDS = {
     "retrieval adam": {**RETRIEVAL, "tables": {"rule": "rowwise_adam"}, "sampler": {"balance": "lpt"}},
     "ranking adagrad": {**RANKING, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
     "ranking adam": {**RANKING, "tables": {"rule": "rowwise_adam"}},
+    "retrieval adagrad on disk": {**RETRIEVAL, "tables": {"rule": "rowwise_adagrad", "lr": 0.05, "tier": "disk"}},
+    "ranking adam hashed": {**RANKING, "tables": {"rule": "rowwise_adam", "tier": "hashed"}},
     "whole catalogue, every row moves": {**RETRIEVAL, "loss": {"kind": "full_softmax"}, "tables": {"rule": "adamw"}},
 }
+
+
+def recipe_of(kind: str, directory: str | None = None):
+    """The recipe of a kind; the oracle (no directory) keeps the rows of a disk table in memory."""
+    recipe = small_recipe(**KINDS[kind])
+    if recipe.tables.tier != "disk":
+        return recipe
+    place = {"tier": "memory"} if directory is None else {"directory": directory, "cache_bytes": 1 << 16}
+    return recipe.model_copy(update={"tables": recipe.tables.model_copy(update=place)})
 
 
 class Session:
@@ -99,10 +110,10 @@ def compare(rank, world, store, meshes, kinds, dtypes):
     arranged = {mesh: arrange(mesh, timedelta(seconds=60)) for mesh in meshes}
     for kind in kinds:
         for dtype in (getattr(torch, name) for name in dtypes):
-            recipe = small_recipe(**KINDS[kind])
+            recipe = recipe_of(kind)
             alone, expected = one_rank(rank, opened, recipe, dtype, f"{store}-oracle.pt")
             for mesh, ranks in arranged.items():
-                mine = Session(opened, recipe, dtype, ranks).train(STEPS)
+                mine = Session(opened, recipe_of(kind, f"{store}-{mesh}-{dtype}"), dtype, ranks).train(STEPS)
                 found[f"{kind}, {mesh}, {dtype}"] = distance(mine, alone)
                 if ranks.replica_group is not None:
                     assert same_bits_over(ranks.replica_group, mine), "replicas drifted apart"

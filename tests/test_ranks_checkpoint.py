@@ -196,3 +196,30 @@ def refuse(chunk=0):
 def test_a_rank_that_cannot_write_makes_all_ranks_say_so(saved):
     for rank, answer in enumerate(run_ranks(2, "test_ranks_checkpoint:fail_on_one_rank", saved / "fail", scratch=str(saved))):
         assert "No space left" in answer[0] and answer[1:] == ["step-00000002", []], (rank, answer)
+
+
+def through_tiers(rank, world, scratch):
+    """Rows saved from files or a hash index by these ranks are the rows another tier then holds, past included."""
+    store = SequenceStore.open(Path(scratch) / "store")
+    ranks, found = arrange("auto", timedelta(seconds=60)), []
+    for tier, other in (("disk", "memory"), ("hashed", "hashed")):
+        recipe = small_recipe(tables={"tier": tier, **({"directory": f"{scratch}/rows"} if tier == "disk" else {})})
+        mine = Session(store, recipe, torch.float64, ranks).train(5)
+        checkpoints = Path(scratch) / f"from-{tier}"
+        save_checkpoint(checkpoints, 5, mine.recommender, mine.optimizer, {}, ranks=ranks)
+        theirs = Session(store, small_recipe(tables={"tier": other}), torch.float64, ranks)
+        load_checkpoint(latest(checkpoints), theirs.recommender, theirs.optimizer, ranks)
+        left, right = mine.tensors(), theirs.tensors()
+        assert left.keys() == right.keys()
+        found.append(all(torch.equal(value, right[name]) for name, value in left.items()))
+        mine.recommender.tables.close()
+        if tier == "hashed":
+            pasts = [
+                [rows.state["tier.seen"].tolist() for _, rows in s.recommender.tables["item"].touched()] for s in (mine, theirs)
+            ]
+            found.append(pasts[0] == pasts[1])
+    return found
+
+
+def test_rows_move_between_tiers_through_a_checkpoint(saved):
+    assert run_ranks(2, "test_ranks_checkpoint:through_tiers", saved / "tiers", scratch=str(saved)) == [[True] * 3] * 2

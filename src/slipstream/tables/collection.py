@@ -63,6 +63,16 @@ class TableCollection:
         parts = torch.arange(table.num_rows).split(CHUNK)
         return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
 
+    def clear(self) -> None:
+        """Every row is as it was born; files of an earlier session are forgotten with the next flush."""
+        for table in self.tables.values():
+            table.clear()
+
+    def close(self) -> None:
+        """Let go of files and locks."""
+        for table in self.tables.values():
+            table.close()
+
     def state_dict(self) -> State:
         """Every table's weights and state, flat: `table/weights`, `table/state.…`."""
         return {f"{name}/{key}": value for name, table in self.tables.items() for key, value in table.state_dict().items()}

@@ -72,7 +72,7 @@ def save_checkpoint(
     scalars = {"format": FORMAT, "step": step, "network": network_digest(recommender.recipe), **state}
     target = checkpoint_path(directory, step, kind)
     with one_directory(target, ranks) as temporary:
-        if ranks.world > 1:
+        if ranks.world > 1 or recommender.recipe.tables.directory is not None:
             _write_shards(temporary, tensors, recommender.tables, ranks)
         else:
             tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
@@ -172,10 +172,11 @@ def _load_part(path: Path, table: Tier, whole: bool, ranks: Ranks) -> None:
     if whole:
         table.load_state_dict(saved)
         return
-    keys_N = saved.pop("keys", torch.arange(len(saved.get("weights", ()))))
+    keys_N = saved.get("keys", torch.arange(len(saved.get("weights", ()))))
     owned = (Placement(ranks.shards).owner_of(keys_N) == ranks.shard).nonzero().squeeze(1)
-    rows_of_others = {name for name, value in saved.items() if value.dim() == 0 or len(value) != len(keys_N)}
-    if rows_of_others or "weights" not in saved or (table.num_rows is not None and len(keys_N) > table.num_rows):
+    saved = {name: value for name, value in saved.items() if name == "weights" or name.startswith("state.")}
+    misfits = {name for name, value in saved.items() if value.dim() == 0 or len(value) != len(keys_N)}
+    if misfits or "weights" not in saved or (table.num_rows is not None and len(keys_N) > table.num_rows):
         raise SlipstreamError(f"the saved rows of table '{table.name}' do not fit; use the recipe it was trained with")
     write_saved(table, {"keys": keys_N[owned], **{name: value[owned] for name, value in saved.items()}})
 

@@ -88,6 +88,15 @@ class TablesConfig(Section):
     eps: Positive = Field(1e-8, description="guard against division by zero")
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (rule adamw only)")
     init_scale: Positive = Field(0.035, description="rows start uniformly between minus and plus this")
+    tier: Literal["memory", "disk", "hashed"] = Field(
+        "memory",
+        description="where rows live: memory; disk: files with a cache of rows; hashed: rows only for ids that are trained",
+    )
+    directory: str | None = Field(None, description="where the files of tier disk (or of a hashed table that outgrows memory) lie")
+    cache_bytes: int = Field(1 << 30, ge=1 << 16, description="memory for the rows of one table, where they live in files")
+    admit_after: int = Field(1, ge=1, le=255, description="hashed: training steps an id must be part of before it gets a row")
+    max_rows: int | None = Field(None, ge=1, description="hashed: rows a rank keeps at most; the least used make room")
+    evict: Literal["lru", "lfu"] = Field("lru", description="hashed: which rows are least used: longest ago, or least often")
     transport: Literal["exact", "fp16", "bf16"] = Field(
         "exact", description="how rows and gradients travel between ranks; 16 bits halve the bytes and round"
     )
@@ -184,6 +193,11 @@ def trained_digest(recipe: Recipe) -> str:
         bookkeeping += ["epochs", "max_steps", "patience"]
     for key in bookkeeping:
         content["train"].pop(key)
+    about_places = ["directory", "cache_bytes"]
+    if recipe.tables.tier != "hashed":  # memory and disk hold the same rows
+        about_places += ["tier", "admit_after", "max_rows", "evict"]
+    for key in about_places:
+        content["tables"].pop(key)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

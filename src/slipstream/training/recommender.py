@@ -5,6 +5,7 @@ Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queri
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,8 @@ from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.exchange import Exchange
+from slipstream.tables.factory import make_tier
 from slipstream.tables.lanes import Lane
-from slipstream.tables.memory import MemoryTable
 from slipstream.tables.replicas import AveragedWeights, Replicas, SummedGradients, rescaled_for_averaging
 from slipstream.tables.rules import make_rule
 from slipstream.tables.slices import Placement
@@ -198,9 +199,13 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
     averaged, lr_factor = config.replicas == "averaged" and ranks.replica_group is not None, 1.0
     if averaged:
         rule, lr_factor = rescaled_for_averaging(rule, ranks.replicas)
-    placement = None if rule.moves_untouched_rows else Placement(ranks.shards)
+    placement = Placement(1 if rule.moves_untouched_rows else ranks.shards)
+    directory = None if config.directory is None else Path(config.directory)
+    if directory is not None and ranks.replicas > 1:
+        directory /= f"replica-{ranks.rank // ranks.shards:05d}"
     tables: list[Tier] = [
-        MemoryTable(
+        make_tier(
+            config.tier,
             name,
             rows,
             recipe.model.dim,
@@ -209,7 +214,12 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
             init_scale=config.init_scale,
             dtype=dtype,
             placement=placement,
-            rank=ranks.shard,
+            rank=ranks.shard if placement.world > 1 else 0,
+            directory=directory,
+            cache_bytes=config.cache_bytes,
+            admit_after=config.admit_after,
+            max_rows=config.max_rows,
+            evict=config.evict,
         )
         for name, rows in features.table_sizes().items()
     ]

@@ -115,6 +115,8 @@ def _train(
 
     opened = ranks.first_does(open_for_all)
     recommender = Recommender.build(recipe, store, dtype, ranks)
+    held.callback(recommender.tables.close)
+    recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
     sampler = TrainingSampler(
         store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task, rank=ranks.rank, world_size=ranks.world
@@ -261,7 +263,8 @@ def open_run(
     found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
     if found is None:
         raise SlipstreamError(f"{run_dir} has no checkpoint yet; train longer, or wait for the first one")
-    recommender = Recommender.build(recipe, store)
+    in_memory = {"tier": "memory" if recipe.tables.tier == "disk" else recipe.tables.tier, "directory": None}
+    recommender = Recommender.build(recipe.model_copy(update={"tables": recipe.tables.model_copy(update=in_memory)}), store)
     load_weights(found, recommender)
     return recipe, store, recommender
 

@@ -9,6 +9,7 @@ chunks, so that a table larger than memory can be saved.
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -25,12 +26,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from slipstream.errors import SlipstreamError
+from slipstream.tables.rules import State
 from slipstream.tables.slices import SLICES, Placement, slice_of
 from slipstream.tables.tier import CHUNK, Rows, Tier, row_state
 from slipstream.training.plain_metadata import PlainReader, PlainWriter
 from slipstream.training.ranks import Ranks
 
 Tensors = dict[str, torch.Tensor]
+Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 @dataclass
@@ -40,44 +43,59 @@ class TablePart:
     table: Tier
     slices: tuple[int, int]
     keys: torch.Tensor
+    bounds: list[int]  # where the tier's chunks of rows begin and end in `keys`
+    state: State  # what a row has besides its weights, with an empty axis of rows
     start: int = 0
     total: int = 0
+    _passing: Iterator[tuple[torch.Tensor, Rows]] | None = field(default=None, repr=False)
     _read: tuple[int, Rows] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, table: Tier, slices: tuple[int, int]) -> "TablePart":
-        parts = [keys_U for keys_U, _ in table.touched()]
-        return cls(table, slices, torch.cat([torch.empty(0, dtype=torch.int64), *parts]))
+        parts, bounds, state = [torch.empty(0, dtype=torch.int64)], [0], row_state(table.rule, table.dim, table.dtype)
+        for keys_U, rows in table.touched(CHUNK):
+            parts.append(keys_U)
+            bounds.append(bounds[-1] + keys_U.numel())
+            state = {name: value[:0] for name, value in rows.state.items()}
+        return cls(table, slices, torch.cat(parts), bounds, state)
 
-    def entries(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Type and shape (without the rows' axis) of everything a row has."""
-        state = row_state(self.table.rule, self.table.dim, self.table.dtype)
-        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {"keys": (torch.int64, ())}
-        found["weights"] = (self.table.dtype, (self.table.dim,))
-        return found | {f"state.{name}": (one.dtype, tuple(one.shape[1:])) for name, one in state.items()}
+    def entries(self) -> Entries:
+        """Type and shape (without the rows' axis) of everything a saved row has."""
+        return entries_of(self.table, self.state)
 
     def write_items(self) -> Iterator[tuple[WriteItem, str, int]]:
-        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and where its rows begin in `keys`."""
+        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and the number of its chunk."""
         low, high = self.slices
         yield _write_item(f"tables/{self.table.name}/slices", torch.int64, (low,), (high - low,), (SLICES,)), "slices", 0
-        for begin in range(0, self.keys.numel(), CHUNK):
-            count = min(CHUNK, self.keys.numel() - begin)
+        for number, (begin, end) in enumerate(pairwise(self.bounds)):
             for entry, (dtype, shape) in self.entries().items():
-                offsets, sizes = (self.start + begin, *[0] * len(shape)), (count, *shape)
+                offsets, sizes = (self.start + begin, *[0] * len(shape)), (end - begin, *shape)
                 name = f"tables/{self.table.name}/{entry}"
-                yield _write_item(name, dtype, offsets, sizes, (self.total, *shape)), entry, begin
+                yield _write_item(name, dtype, offsets, sizes, (self.total, *shape)), entry, number
 
-    def data(self, entry: str, begin: int) -> torch.Tensor:
+    def data(self, entry: str, number: int) -> torch.Tensor:
         """The values of one write item."""
         if entry == "slices":
             return torch.bincount(slice_of(self.keys), minlength=SLICES)[slice(*self.slices)].clone()
-        keys_U = self.keys[begin : begin + CHUNK].clone()
         if entry == "keys":
-            return keys_U
-        if self._read is None or self._read[0] != begin:
-            self._read = (begin, self.table.read(keys_U))
-        rows = self._read[1]
+            return self.keys[self.bounds[number] : self.bounds[number + 1]].clone()
+        rows = self._chunk(number)
         return rows.weights_UD if entry == "weights" else rows.state[entry.removeprefix("state.")]
+
+    def _chunk(self, number: int) -> Rows:
+        """The rows of one chunk; chunks are asked for in their order, entry after entry."""
+        if self._read is None or self._read[0] > number:
+            self._passing, self._read = self.table.touched(CHUNK), (-1, Rows(torch.empty(0), {}))
+        while self._read[0] < number:
+            assert self._passing is not None
+            self._read = (self._read[0] + 1, next(self._passing)[1])
+        return self._read[1]
+
+
+def entries_of(table: Tier, state: State) -> Entries:
+    """Type and shape (without the rows' axis) of a row of this table with this state."""
+    found: Entries = {"keys": (torch.int64, ()), "weights": (table.dtype, (table.dim,))}
+    return found | {f"state.{name}": (value.dtype, tuple(value.shape[1:])) for name, value in state.items()}
 
 
 def _write_item(
@@ -167,11 +185,7 @@ def save_sharded(directory: Path, dense: Tensors, tables: dict[str, Tier], ranks
             no_dist=group is None,
         )
     except CheckpointException as error:
-        rank, failure = sorted(error.failures.items())[0]
-        reason = failure[0] if isinstance(failure, tuple) else failure
-        raise SlipstreamError(
-            f"rank {rank} could not write its part of {directory.name}: {reason}; older checkpoints are whole"
-        ) from error
+        raise SlipstreamError(f"a rank could not write its part: {_first_reason(error)}; older checkpoints are whole") from error
 
 
 class ShardedReader:
@@ -207,15 +221,17 @@ class ShardedReader:
     def load_table(self, table: Tier, slices: tuple[int, int]) -> None:
         """Put the rows of these slices into `table`, which has never been trained."""
         prefix = f"tables/{table.name}/"
-        mine = TablePart(table, slices, torch.empty(0, dtype=torch.int64)).entries()
+        needed = entries_of(table, row_state(table.rule, table.dim, table.dtype))
         if f"{prefix}keys" not in self.stored:
             if f"{prefix}slices" not in self.stored:
                 raise SlipstreamError(f"{self.path} has no table '{table.name}'; use the recipe it was trained with")
             return  # nobody ever touched a row of it
         total = self.stored[f"{prefix}keys"].size[0]
         found = {name.removeprefix(prefix): kind for name, kind in self.stored.items() if name.startswith(prefix)}
-        fits = {entry: (kind.properties.dtype, tuple(kind.size)) for entry, kind in found.items() if entry != "slices"}
-        if fits != {entry: (dtype, (total, *shape)) for entry, (dtype, shape) in mine.items()}:
+        about_use = {entry for entry in found if entry.startswith("state.tier.")}  # a hashed table's; others let it be
+        mine = needed.keys() | about_use
+        fits = {entry: (found[entry].properties.dtype, tuple(found[entry].size)) for entry in found.keys() - about_use - {"slices"}}
+        if fits != {entry: (dtype, (total, *shape)) for entry, (dtype, shape) in needed.items()}:
             raise SlipstreamError(
                 f"the saved rows of table '{table.name}' do not fit: this table has rows of {table.dim} ({table.dtype}) with rule "
                 f"{table.rule.name}; use the recipe it was trained with"
