@@ -148,8 +148,8 @@ def peer_router(worker_ports: list[int]) -> Iterator[tuple[int, int]]:
     port, metrics = free_port(), free_port()
     urls = [f"http://127.0.0.1:{w}" for w in worker_ports]
     command = [
-        *(peer_command() or ()), "--host", "127.0.0.1", "--port", str(port), "--policy", "manual", "--prometheus-port", str(metrics),
-        "--log-level", "error", "--worker-urls", *urls,
+        *(peer_command() or ()), "--host", "127.0.0.1", "--port", str(port), "--policy", "manual",
+        "--prometheus-port", str(metrics), "--log-level", "error", "--worker-urls", *urls,
     ]  # fmt: skip
     with process(command, f"http://127.0.0.1:{port}/readiness") as pid:
         yield pid, port
