@@ -11,11 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
-from slipstream.serving.instance_app import InstanceSettings, serve_model
+from slipstream.serving.instance_app import read_settings, serve_model
 
 NUM_ITEMS = 100_000
 MAX_LEN = 64
@@ -94,6 +93,8 @@ class StandInModel:
     def close(self) -> None:
         self.closed = True
 
+    discard = close
+
     def _check(self, history: Any) -> None:
         if any(item >= NUM_ITEMS for item in history.items):
             raise BadRequest("an item is not in this catalogue")
@@ -101,11 +102,11 @@ class StandInModel:
             raise BadRequest("the history is too long")
 
 
-def main(text: str) -> None:
-    settings = msgspec.json.decode(text, type=InstanceSettings)
+def main(argument: str) -> None:
+    settings = read_settings(argument)
     serve_model(
         settings,
-        lambda: StandInModel(Path(settings.bundle), **settings.model),
+        lambda _current: StandInModel(Path(settings.bundle), **settings.model),
         ("click",),
         standin_behaviours,
         standin_known,

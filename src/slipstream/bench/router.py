@@ -1,13 +1,15 @@
 """CPU time per routed request: our router and sglang-router (sticky by key) before the same workers, in turns."""
 
 import asyncio
+import contextlib
 import secrets
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
 
 from slipstream.bench import harness
-from slipstream.bench.router_peers import cpu_seconds, our_router, peer_router, workers
+from slipstream.bench.router_peers import HOW_TO_INSTALL, cpu_seconds, our_router, peer_command, peer_router, workers
 from slipstream.errors import SlipstreamError
 from slipstream.serving.router_upstream import Upstream
 from slipstream.serving.ticket import TicketOffice
@@ -63,12 +65,21 @@ async def drive(port: int, requests: list[bytes], count: int) -> None:
 
 
 def run(quick: bool, json_path: Path | None) -> dict[str, object]:
-    """Measures and prints; the claim is `router_cpu_vs_peer`."""
+    """Measures and prints; the claim is `router_cpu_vs_peer`, where the peer is installed."""
     count, repeats = (1_000, 5) if quick else (5_000, 7)
     secret = secrets.token_hex(16)
-    samples: dict[str, list[float]] = {"slipstream": [], "sglang-router": []}
-    with workers(2) as ports, our_router(ports, secret) as ours, peer_router(ports) as peer:
-        loads = {"slipstream": (ours, our_requests(ours[1], secret)), "sglang-router": (peer, peer_requests(peer[1]))}
+    with contextlib.ExitStack() as running:
+        ports = running.enter_context(workers(2))
+        ours = running.enter_context(our_router(ports, secret))
+        loads = {"slipstream": (ours, our_requests(ours[1], secret))}
+        if peer_command() is None:
+            Console().print(
+                f"sglang-router is not installed, so there is nothing to compare with; {HOW_TO_INSTALL}", soft_wrap=True
+            )
+        else:
+            peer = running.enter_context(peer_router(ports))
+            loads["sglang-router"] = (peer, peer_requests(peer[1]))
+        samples: dict[str, list[float]] = {name: [] for name in loads}
         for repeat in range(-1, repeats):
             for name, ((pid, port), requests) in loads.items():
                 before = cpu_seconds(pid)
@@ -85,5 +96,7 @@ def run(quick: bool, json_path: Path | None) -> dict[str, object]:
         }
         for name, taken in samples.items()
     ]
-    ratio = harness.median(samples["slipstream"]) / harness.median(samples["sglang-router"])
-    return harness.finish("router", rows, {"router_cpu_vs_peer": ratio}, json_path)
+    claims = {}
+    if "sglang-router" in samples:
+        claims["router_cpu_vs_peer"] = harness.median(samples["slipstream"]) / harness.median(samples["sglang-router"])
+    return harness.finish("router", rows, claims, json_path)

@@ -21,6 +21,9 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.process import INSTANCE_KEY_VARIABLE, KEYS_VARIABLE, SECRET_VARIABLE
 
 PEER_VARIABLE = "SLIPSTREAM_SGLANG_ROUTER"
+HOW_TO_INSTALL = (
+    f"`pip install sglang-router` into an environment of its own and set {PEER_VARIABLE} to its program `sglang-router`"
+)
 START_SECONDS = 30.0
 
 
@@ -72,15 +75,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def peer_command() -> list[str]:
-    """The words that start sglang-router."""
+def peer_command() -> list[str] | None:
+    """The words that start sglang-router; None where it is not installed."""
     given = os.environ.get(PEER_VARIABLE) or shutil.which("sglang-router")
-    if given is None:
-        raise SlipstreamError(
-            f"bench router compares with sglang-router, which is not installed; `pip install sglang-router` into an environment "
-            f"of its own and set {PEER_VARIABLE} to its `sglang-router` program"
-        )
-    return [given, "launch"]
+    return None if given is None else [given, "launch"]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -150,8 +148,8 @@ def peer_router(worker_ports: list[int]) -> Iterator[tuple[int, int]]:
     port, metrics = free_port(), free_port()
     urls = [f"http://127.0.0.1:{w}" for w in worker_ports]
     command = [
-        *peer_command(), "--host", "127.0.0.1", "--port", str(port), "--policy", "manual", "--prometheus-port", str(metrics),
-        "--log-level", "error", "--worker-urls", *urls,
+        *(peer_command() or ()), "--host", "127.0.0.1", "--port", str(port), "--policy", "manual",
+        "--prometheus-port", str(metrics), "--log-level", "error", "--worker-urls", *urls,
     ]  # fmt: skip
     with process(command, f"http://127.0.0.1:{port}/readiness") as pid:
         yield pid, port

@@ -25,8 +25,18 @@ Quick = Annotated[bool, typer.Option("--quick", help="Smaller and shorter: for a
 def benchmarks() -> dict[str, ModuleType]:
     """Every benchmark by its command's name."""
     names = sorted(info.name for info in pkgutil.iter_modules(bench.__path__))
-    modules = {name.replace("_", "-"): importlib.import_module(f"slipstream.bench.{name}") for name in names}
-    return {name: module for name, module in modules.items() if hasattr(module, "run") and module.__doc__}
+    modules = {name.replace("_", "-"): _opened(name) for name in names}
+    return {name: module for name, module in modules.items() if module and hasattr(module, "run") and module.__doc__}
+
+
+def _opened(name: str) -> ModuleType | None:
+    """A benchmark's module; None where it needs an extra that is not installed."""
+    try:
+        return importlib.import_module(f"slipstream.bench.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("slipstream"):
+            raise
+        return None
 
 
 class BenchCommand(TyperCommand):

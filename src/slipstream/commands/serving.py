@@ -1,5 +1,6 @@
 """`slipstream serve` and `slipstream client …`: a bundle behind HTTP, and how to ask it."""
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -30,6 +31,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(client, name="client")
 
 
+@client.callback()
+def _needs_extra() -> None:
+    """Serving's libraries are an extra; without them every command says so."""
+    if importlib.util.find_spec("msgspec") is None or importlib.util.find_spec("aiohttp") is None:
+        raise SlipstreamError("serving needs its extra libraries: pip install 'slipstream[serving]'")
+
+
 def serve(
     bundle: Annotated[Path, typer.Argument(help="A bundle made by `slipstream export`.", show_default=False)],
     instances: Annotated[int, typer.Option(min=1, max=256, help="Instances, one torch thread each.")] = 1,
@@ -49,6 +57,7 @@ def serve(
 
     Example: slipstream serve bundles/ml-1m --instances 2
     """
+    _needs_extra()
     from slipstream.serving.supervisor import Plan, Supervisor
 
     keys = read_keys(key_file)

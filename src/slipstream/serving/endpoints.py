@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from slipstream import __version__
+import slipstream
 from slipstream.serving import messages as m
 
 Role = Literal["instance", "router"]
@@ -94,7 +94,11 @@ def openapi(role: Role) -> dict[str, Any]:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"Slipstream {role}", "version": __version__, "description": "Serves generative recommenders."},
+        "info": {
+            "title": f"Slipstream {role}",
+            "version": slipstream.__version__,
+            "description": "Serves generative recommenders.",
+        },
         "paths": paths,
         "components": {
             "schemas": components,

@@ -74,8 +74,8 @@ class Records:
 
     def unpack(self, first: int, data: bytes) -> StoredHistory:
         table = np.frombuffer(data, dtype=self._type)
-        actions = {name: np.ascontiguousarray(table[f"a:{name}"]) for name in self.actions}
-        return StoredHistory(first, np.ascontiguousarray(table["item"]), np.ascontiguousarray(table["time"]), actions)
+        actions = {name: table[f"a:{name}"].copy() for name in self.actions}
+        return StoredHistory(first, table["item"].copy(), table["time"].copy(), actions)
 
     def last_time(self, data: bytes) -> int:
         """The time of the last record."""

@@ -1,6 +1,7 @@
 """The instance's app and process: `python -m slipstream.serving.instance_app SETTINGS` serves one bundle with one engine."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.serving.endpoints import BACKLOG_HEADER
 from slipstream.serving.history_store import KEEP, open_history_store
 from slipstream.serving.http_app import Gate, Meter, build
-from slipstream.serving.instance_service import InstanceService, ServedModel
+from slipstream.serving.instance_service import InstanceService, OpenModel
 from slipstream.serving.limits import Keys, Limits
 from slipstream.serving.process import (
     INSTANCE_KEY_VARIABLE,
@@ -29,11 +30,20 @@ class InstanceSettings(ProcessSettings, kw_only=True):
     name: str
     bundle: str
     history: str
+    shelf: str | None = None
     keep: int = KEEP
     ticket_seconds: float = 60.0
     max_body_bytes: int = 4 * 2**20
     deadline_ms: float = 1_000.0
     model: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def read_settings(argument: str) -> InstanceSettings:
+    """An instance's settings from its first argument. A spare process gets `-` and waits for them on stdin, its imports done."""
+    text = sys.stdin.readline() if argument == "-" else argument
+    if not text:
+        sys.exit(0)  # the supervisor ended before the spare was needed
+    return msgspec.json.decode(text, type=InstanceSettings)
 
 
 class InstanceApp:
@@ -74,7 +84,7 @@ def build_instance(service: InstanceService, keys: Keys, limits: Limits) -> Gate
 
 def serve_model(
     settings: InstanceSettings,
-    open_model: Callable[[], ServedModel],
+    open_model: OpenModel,
     actions: tuple[str, ...],
     behaviours: Callable[..., Any],
     known: Callable[[Any, np.ndarray], np.ndarray],

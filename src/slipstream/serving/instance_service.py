@@ -22,9 +22,14 @@ from slipstream.serving.ticket import TicketOffice
 class ServedModel(Protocol):
     """One opened bundle, ready to answer (`serving.instance.Instance`, or what stands in for it)."""
 
-    version: str
-    max_len: int
-    tasks: tuple[str, ...]
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def max_len(self) -> int: ...
+
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
 
     async def preinfer(self, user: str, history: Any, *, rank_in: float | None) -> Any: ...
 
@@ -32,7 +37,7 @@ class ServedModel(Protocol):
         self, user: str, history: Any, candidates: list[int], *, recent: Any, deadline: float, allow_truncate: bool
     ) -> Any: ...
 
-    async def retrieve(self, history: Any, k: int, *, deadline: float) -> list[tuple[int, float]]: ...
+    async def retrieve(self, history: Any, k: int, *, deadline: float) -> list[tuple[Any, float]]: ...
 
     def stats(self) -> dict[str, float]: ...
 
@@ -40,7 +45,11 @@ class ServedModel(Protocol):
 
     def close(self) -> None: ...
 
+    def discard(self) -> None:
+        """Close for good: another version has taken over."""
 
+
+OpenModel = Callable[[Any], ServedModel]  # given the present model (or None); may return it when nothing has changed
 MakeBehaviours = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], Mapping[str, int]], Any]
 Known = Callable[[ServedModel, np.ndarray], np.ndarray]
 
@@ -59,7 +68,7 @@ class InstanceService:
     def __init__(
         self,
         name: str,
-        open_model: Callable[[], ServedModel],
+        open_model: OpenModel,
         store: HistoryStore,
         office: TicketOffice,
         behaviours: MakeBehaviours,
@@ -68,7 +77,7 @@ class InstanceService:
     ) -> None:
         self.name, self.store, self._office = name, store, office
         self._open, self._behaviours, self._known, self._drain_seconds = open_model, behaviours, known, drain_seconds
-        self.model = open_model()
+        self.model = open_model(None)
         self.draining = False
         self._reloading = asyncio.Lock()
         self._in_use: dict[ServedModel, int] = {}
@@ -179,14 +188,17 @@ class InstanceService:
     async def reload(self, request: m.ReloadRequest, asked: Asked) -> m.ReloadAnswer:
         """Opens the bundle beside the present one, then changes over; requests in flight finish on the model they began with."""
         async with self._reloading:
-            fresh, old = await asyncio.to_thread(self._open), self.model
+            old = self.model
+            fresh = await asyncio.to_thread(self._open, old)
             if request.version not in (None, fresh.version):
-                fresh.close()
+                if fresh is not old:
+                    fresh.discard()
                 raise HttpProblem(409, "conflict", f"the bundle holds version {fresh.version}, not {request.version}")
             self.model = fresh
-        task = asyncio.create_task(self._retire(old))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if fresh is not old:
+            task = asyncio.create_task(self._retire(old, old.discard))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return m.ReloadAnswer({self.name: old.version}, {self.name: fresh.version})
 
     def backlog(self) -> int:
@@ -196,17 +208,17 @@ class InstanceService:
     async def close(self) -> None:
         """Finish what is running, then let go of everything."""
         self.draining = True
-        await self._retire(self.model)
+        await self._retire(self.model, self.model.close)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._drain_seconds)
         await self.store.close()
 
-    async def _retire(self, model: ServedModel) -> None:
+    async def _retire(self, model: ServedModel, close: Callable[[], None]) -> None:
         end = time.monotonic() + self._drain_seconds
         while self._in_use.get(model) and time.monotonic() < end:
             await asyncio.sleep(0.01)
         await model.drain(max(0.0, end - time.monotonic()))
-        model.close()
+        close()
 
     @contextlib.asynccontextmanager
     async def _using(self) -> AsyncIterator[ServedModel]:

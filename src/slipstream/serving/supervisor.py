@@ -5,17 +5,21 @@ failing. Instances listen on loopback ports of their own. Children notice the su
 way out routers go first (they finish what they have, which needs the instances), then the instances.
 """
 
+import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +31,7 @@ TICK_SECONDS = 0.05
 QUICK_DEATH_SECONDS = 5.0
 MAX_QUICK_DEATHS = 5  # in a row, before it ever was ready: then the fault is not chance
 MAX_BACKOFF_SECONDS = 5.0
+SPARE_DELAY_SECONDS = 1.5
 START_SECONDS = 120.0
 
 
@@ -45,6 +50,10 @@ class Child:
     restarts: int = 0
     was_ready: bool = False
 
+    @property
+    def settings(self) -> str:
+        return self.command[-1]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -60,6 +69,7 @@ class Plan:
     pools: tuple[str, ...] = ()
     drain_seconds: float = 10.0
     linger: float = 0.6
+    spare: bool = True  # one more process with its imports done, to take the place of an instance that dies
     instance_command: tuple[str, ...] = (sys.executable, "-m", "slipstream.serving.instance_process")
     router_command: tuple[str, ...] = (sys.executable, "-m", "slipstream.serving.router_process")
 
@@ -85,7 +95,9 @@ class Supervisor:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
+        self._shelf = make_shelf()
         self.instances = [self._instance(number, port) for number, port in enumerate(_free_ports(plan.instances))]
+        self._spare: subprocess.Popen[bytes] | None = None
         self.routers = [self._router(number) for number in range(plan.routers)]
 
     # What to start
@@ -95,6 +107,7 @@ class Supervisor:
         settings = {
             **self.plan.instance_settings,
             "name": name,
+            "shelf": str(self._shelf),
             "port": port,
             "linger": self.plan.linger,
             "drain_seconds": self.plan.drain_seconds,
@@ -128,25 +141,54 @@ class Supervisor:
             while not self._stop:
                 for child in children:
                     self._look_after(child)
+                self._look_after_spare()
                 time.sleep(TICK_SECONDS)
         finally:
+            self._end_spare()
             self._end(self.routers)
             self._end(self.instances)
             self._socket.close()
+            shutil.rmtree(self._shelf, ignore_errors=True)
 
     def stop(self, *_signal: object) -> None:
         """Ask `run` to end; safe in a signal handler."""
         self._stop = True
 
     def _start(self, child: Child) -> None:
-        child.process = subprocess.Popen(
-            child.command,
+        spare, self._spare = (self._spare, None) if child in self.instances else (None, self._spare)
+        if spare is not None and spare.poll() is None:
+            assert spare.stdin is not None
+            with contextlib.suppress(OSError):  # one that dies in this moment is noticed like any other
+                spare.stdin.write(child.settings.encode() + b"\n")
+                spare.stdin.flush()
+            child.process = spare
+        else:
+            child.process = self._open(child.command, child.inherited)
+        child.started_at = time.monotonic()
+
+    def _open(self, command: list[str], inherited: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             env=self._environment,
-            pass_fds=child.inherited,
+            pass_fds=inherited,
             start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to handle
         )
-        child.started_at = time.monotonic()
+
+    def _look_after_spare(self) -> None:
+        """Keep one spare, but let a fresh instance come up first."""
+        if not self.plan.spare or (self._spare is not None and self._spare.poll() is None):
+            return
+        if time.monotonic() - max(child.started_at for child in self.instances) > SPARE_DELAY_SECONDS:
+            self._spare = self._open([*self.plan.instance_command, "-"])
+
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare.wait()
+            if self._spare.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._spare.stdin.close()
 
     def _look_after(self, child: Child) -> None:
         """Start again what has died, at once the first time, later and later when it keeps dying young."""
@@ -203,6 +245,17 @@ class Supervisor:
                 child.process.wait()
         for child in children:
             _close_stdin(child)
+
+
+def make_shelf() -> Path:
+    """A private directory in shared memory for what outlives an instance; those of supervisors that were killed are removed."""
+    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    start = f"slipstream-{os.getuid()}-"
+    for left in place.glob(f"{start}*"):
+        owner = left.name.removeprefix(start).split("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{start}{os.getpid()}-", dir=place))
 
 
 def _close_stdin(child: Child) -> None:
