@@ -27,6 +27,7 @@ struct Buffers {
     bool keys_in_place, values_in_place;
     float *keys_t, *values_t, *keys, *queries, *grad_out;
     Rows grad_keys, grad_values, grad_queries;
+    int64_t fresh = 0;  // the first key that no block before this one has seen
 
     Buffers(const Shape& shape, int64_t keys, int64_t heads) : n(round_up(keys, W2)) {
         key_rows = n * shape.key_padded, value_rows = n * shape.value_padded;
@@ -44,8 +45,12 @@ struct Buffers {
         grad_values = values_in_place ? Rows{call.grad_v + sequence.k0 * shape.value_stride + first_head * shape.value_width, shape.value_width, shape.value_stride}
                                       : Rows{s.take(heads_ * value_rows), value_rows, shape.value_padded};
         grad_queries = keys_in_place ? Rows{nullptr, shape.key_width, shape.key_stride} : Rows{s.take(heads_ * q_size), q_size, shape.key_padded};
-        grad_keys.clear(heads_, 0, sequence.keys, shape.key_padded);
-        grad_values.clear(heads_, 0, sequence.keys, shape.value_padded);
+    }
+    // Clears the gradients of keys that no tile holds or no query sees: candidates, and what lies before the first window.
+    void clear_unseen(const Shape& shape, const Sequence& s, int64_t window) const {
+        const int64_t seen = s.queries ? RowBlock(s, window, 0).low[0] : s.history;
+        grad_keys.clear(heads_, 0, seen, shape.key_padded), grad_keys.clear(heads_, s.history, s.keys, shape.key_padded);
+        grad_values.clear(heads_, 0, seen, shape.value_padded), grad_values.clear(heads_, s.history, s.keys, shape.value_padded);
     }
     int64_t floats;
 
@@ -82,9 +87,15 @@ inline void times_values(const Shape& shape, const Head& head, const float* grad
                                 head.values_t + range.first * shape.value_width, W2, W2 * shape.value_width, to + range.first, LD);
 }
 
+// Where the gradients of a tile's keys stand. No earlier block has seen the keys from `fresh` on: they are written, not added to.
+struct KeyRows {
+    float* first;
+    int64_t stride, fresh;
+};
+
 // grad[key] += sum over rows of map[row][key] * rows[row], for every key of the tile and the rows that see it.
-inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, const float* map, const float* rows, float* grad,
-                          int64_t stride, Ahead& ahead) {
+inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, const float* map, const float* rows, const KeyRows& grad,
+                          Ahead& ahead) {
     const int64_t end = std::min<int64_t>(KEYS, block.tile_end() - tile);
     int64_t from = 0, to = 0;  // the rows that see some key of the panel
     for (int64_t c = 0, count; c < end; c += count) {
@@ -92,8 +103,11 @@ inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, co
         ahead.some();
         while (from < block.rows && block.high[from] <= tile + c) ++from;
         while (to < block.rows && block.low[to] < tile + c + count) ++to;
-        if (from < to)
-            multiply_panel<true, false>(count, width, to - from, map + c + from * LD, LD, rows + from * width, width, W2, grad + c * stride, stride);
+        if (from >= to) continue;
+        for (int64_t key = std::max(c + 1, grad.fresh); c < grad.fresh && key < c + count; ++key)
+            std::fill(grad.first + key * grad.stride, grad.first + key * grad.stride + width, 0.0f);
+        (c < grad.fresh ? multiply_panel<true, false> : multiply_panel<true, true>)(
+            count, width, to - from, map + c + from * LD, LD, rows + from * width, width, W2, grad.first + c * grad.stride, grad.stride);
     }
 }
 
@@ -145,12 +159,14 @@ void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& 
         if (FUXI) add_map_gradients(tables, shape, buf, head, r0, count, range, i == 0, t.bias);
     }
     // One product after the other over all keys: its rows (dO or Q) stay in the first-level cache.
-    add_over_keys(block, tile, shape.value_padded, t.weights, head.grad_out, head.grad_values, buf.grad_values.stride, t.ahead);
-    add_over_keys(block, tile, shape.key_padded, t.grads, head.queries, head.grad_keys, buf.grad_keys.stride, t.ahead);
+    KeyRows values{head.grad_values, buf.grad_values.stride, buf.fresh - tile};
+    add_over_keys(block, tile, shape.value_padded, t.weights, head.grad_out, values, t.ahead);
+    add_over_keys(block, tile, shape.key_padded, t.grads, head.queries, {head.grad_keys, buf.grad_keys.stride, buf.fresh - tile}, t.ahead);
     if (!FUXI) return;
-    if (tables.time) add_over_keys(block, tile, shape.value_padded, t.bias.values, head.grad_out + buf.channel_size, head.grad_values, buf.grad_values.stride, t.ahead);
-    if (tables.position.present())
-        add_over_keys(block, tile, shape.value_padded, t.bias.position_values, head.grad_out + 2 * buf.channel_size, head.grad_values, buf.grad_values.stride, t.ahead);
+    values.fresh = KEYS;
+    const float *time = tables.time ? t.bias.values : nullptr, *position = tables.position.present() ? t.bias.position_values : nullptr;
+    if (time) add_over_keys(block, tile, shape.value_padded, time, head.grad_out + buf.channel_size, values, t.ahead);
+    if (position) add_over_keys(block, tile, shape.value_padded, position, head.grad_out + 2 * buf.channel_size, values, t.ahead);
 }
 
 // A candidate's own key, which no tile holds.
@@ -190,11 +206,13 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
 SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf,
                                       int64_t row, int64_t end) {
     for (; row < end; row += W2) {
-        const int64_t rows = std::min<int64_t>(W2, s.history - row);
+        const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
         for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
             const int64_t h = task.head_begin + i;
             const float* k = call.k + (s.k0 + row) * shape.key_stride + h * shape.key_width;
             const float* v = call.v + (s.k0 + row) * shape.value_stride + h * shape.value_width;
+            prefetch_rows(k + rows * shape.key_stride, shape.key_stride, ahead, shape.key_width);
+            prefetch_rows(v + rows * shape.value_stride, shape.value_stride, ahead, shape.value_width);
             pack_transposed(k, shape.key_stride, rows, shape.key_width, buf.keys_t + i * buf.keys_t_size + row * shape.key_width);
             pack_transposed(v, shape.value_stride, rows, shape.value_width, buf.values_t + i * buf.values_t_size + row * shape.value_width);
             pack_rows(k, shape.key_stride, rows, shape.key_width, call.scale, buf.keys + i * buf.key_rows + row * shape.key_padded, shape.key_padded);
@@ -225,13 +243,15 @@ void ask_for_gradients(const AttentionCall& call, const Sequence& s, const Shape
 SLIPSTREAM_NOINLINE void pack_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const Shape& shape,
                                     const Buffers& buf) {
     for (int64_t r = 0; r < block.rows; r += MR) {
-        const int64_t rows = std::min<int64_t>(MR, block.rows - r);
+        const int64_t rows = std::min<int64_t>(MR, block.rows - r), ahead = std::min<int64_t>(MR, block.rows - r - rows);
         for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
             const int64_t h = task.head_begin + i, row = s.q0 + block.first + r;
             const float* q = call.q + row * shape.key_stride + h * shape.key_width;
+            prefetch_rows(q + rows * shape.key_stride, shape.key_stride, ahead, shape.key_width);
             pack_rows(q, shape.key_stride, rows, shape.key_width, call.scale, buf.queries + i * buf.q_size + r * shape.key_padded, shape.key_padded);
             for (int64_t m = 0; m < shape.channels; ++m) {
                 const float* o = call.grad_out + (row * shape.channels + m) * shape.value_stride + h * shape.value_width;
+                prefetch_rows(o + rows * shape.channels * shape.value_stride, shape.channels * shape.value_stride, ahead, shape.value_width);
                 pack_rows(o, shape.channels * shape.value_stride, rows, shape.value_width, m ? 1.0f : call.inverse_divisor,
                           buf.grad_out + i * buf.o_size + m * buf.channel_size + r * shape.value_padded, shape.value_padded);
             }
@@ -270,6 +290,7 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
     const int64_t heads = task.head_end - task.head_begin;
     Buffers buf(shape, s.keys, heads);
     buf.place(scratch, call, shape, s, task.head_begin);
+    buf.clear_unseen(shape, s, call.window);
     if (tables.position.present()) tiles.along.assign(tables.position.size() + 1 + LD, 0.0f);
     int64_t packed = 0;
     for (int64_t start = 0; start < s.queries; start += ROWS) {
@@ -282,6 +303,7 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
         else if (next)
             ask_for_block(call, sequence_of(call, next->sequence), shape, 0, 0, tiles.ahead);
         run_block(call, task, s, block, tables, shape, buf, tiles, bias_grads);
+        buf.fresh = block.tile_end();
     }
     if (!buf.keys_in_place)
         unpack_heads(buf.grad_keys.first, buf.key_rows, shape.key_padded, heads, s.keys, shape.key_width, 1.0f,

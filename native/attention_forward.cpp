@@ -95,10 +95,12 @@ SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& tas
     const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
     const float factor = call.channels == 1 ? call.inverse_divisor : 1.0f;
     for (; row < end; row += W2) {
-        const int64_t rows = std::min<int64_t>(W2, s.history - row);
+        const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
         for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
             const float* k = call.k + (s.k0 + row) * k_stride + (task.head_begin + i) * call.key_width;
             const float* v = call.v + (s.k0 + row) * v_stride + (task.head_begin + i) * call.value_width;
+            prefetch_rows(k + rows * k_stride, k_stride, ahead, call.key_width);
+            prefetch_rows(v + rows * v_stride, v_stride, ahead, call.value_width);
             pack_transposed(k, k_stride, rows, call.key_width, buf.keys_t + i * buf.keys_t_step + row * call.key_width);
             pack_rows(v, v_stride, rows, call.value_width, factor, buf.values + i * buf.values_step + row * padded, padded);
         }
