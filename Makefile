@@ -13,9 +13,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@# The Redis history store is tested against a real server; without root those tests say why they are skipped.
-	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		apt-get install -y -qq redis-server >/dev/null 2>&1; } || echo "redis-server is not installed: its tests will be skipped"
+	@# Real parts of tests and benchmarks: a Redis server, network namespaces. Without root, tests that need them say why they are skipped.
+	@{ command -v redis-server && command -v ip; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		{ apt-get update -qq; apt-get install -y -qq redis-server iproute2; } >/dev/null 2>&1; } || \
+		echo "redis-server or ip is not installed: the tests that need them will be skipped"
 	@touch $(STAMP)
 
 demo: $(STAMP)
