@@ -1,6 +1,7 @@
 """The endpoints through a real router in front of real instance processes (around the hashing stand-in)."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -50,7 +51,10 @@ def test_the_relay_is_handed_over_to_the_same_instance(client: Client):
 
 
 def test_users_are_spread_over_the_instances(client: Client):
-    assert {client.rank(f"spread-{number}", [1], HISTORY).instance for number in range(30)} == {"i-0", "i-1"}
+    seen, deadline = set[str](), time.monotonic() + 20  # a busy machine may delay a health check: the member is back soon
+    while seen != {"i-0", "i-1"} and time.monotonic() < deadline:
+        seen = {client.rank(f"spread-{number}", [1], HISTORY).instance for number in range(30)}
+    assert seen == {"i-0", "i-1"}
 
 
 def test_a_stored_history_scores_as_the_sent_one(client: Client):
