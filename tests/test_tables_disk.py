@@ -247,6 +247,24 @@ def test_reading_in_one_thread_while_another_trains(tmp_path):
     table.close()
 
 
+def test_a_row_read_before_another_thread_wrote_it_does_not_enter_the_cache(tmp_path, monkeypatch):
+    table, key = disk(tmp_path), torch.tensor([7])
+    rows, load = memory().read(torch.arange(ROWS)), table._load
+
+    def written_meanwhile(keys, numbers):
+        old = load(keys, numbers)
+        monkeypatch.undo()
+        table.write(key, Rows(torch.full((1, DIM), 5.0), {name: value[:1] for name, value in rows.state.items()}))
+        table.write(torch.arange(100, ROWS), Rows(rows.weights_UD[100:], {name: value[100:] for name, value in rows.state.items()}))
+        assert int(table._cache.find(torch.from_numpy(table._numbers.of(key)))) < 0  # it has left for the files
+        return old
+
+    monkeypatch.setattr(table, "_load", written_meanwhile)
+    table.gather(key)
+    assert (table.gather(key) == 5).all()
+    table.close()
+
+
 def test_paced_reads_wait_as_long_as_said_without_working(tmp_path):
     table = disk(tmp_path)
     rows = memory().read(torch.arange(ROWS))

@@ -105,6 +105,14 @@ def test_evicted_ids_start_afresh_and_the_least_useful_go_first():
         assert not table.read(evicted).state["sum"].any()
 
 
+def test_a_row_of_this_very_step_is_never_the_one_to_go():
+    table = hashed(max_rows=3, evict="lfu")
+    for keys in ([1, 2], [1, 2], [1, 2], [3]):
+        table.apply(torch.tensor(keys), torch.ones(len(keys), 4), 0.1)
+    table.apply(torch.tensor([3, 4]), torch.ones(2, 4), 0.1)  # 3 is the least used, but in use
+    assert table._index.items()[0].tolist() == [2, 3, 4]
+
+
 def test_candidates_are_bounded_and_the_longest_unseen_are_forgotten():
     table = hashed(admit_after=2, max_candidates=10)
     table.apply(torch.arange(8), torch.ones(8, 4), 0.1)
