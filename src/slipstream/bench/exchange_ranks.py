@@ -75,11 +75,11 @@ class ByteCount:
             self.by_group[id(group)] = self.by_group.get(id(group), 0) + sent
             return original(output, input, *arguments, **options)
 
-        dist.all_to_all_single = counted  # type: ignore[assignment]
+        dist.all_to_all_single = counted
         try:
             yield
         finally:
-            dist.all_to_all_single = original  # type: ignore[assignment]
+            dist.all_to_all_single = original
 
     def total(self, group: dist.ProcessGroup | None = None) -> int:
         return sum(self.by_group.values()) if group is None else self.by_group.get(id(group), 0)
