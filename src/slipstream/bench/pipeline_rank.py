@@ -1,7 +1,7 @@
 """One rank of the pipeline benchmark: an HSTU recommender over a shared table, stepped by every schedule in turn.
 
-Started by `slipstream.bench.pipeline`, once per setting; prints one JSON object on rank 0. Users care for one topic each and draw items
-by Zipf's law, a little from everywhere, so that batches overlap as real ones do. All rows are on the disk before anything is timed.
+Started by `slipstream.bench.pipeline`, once per setting; prints one JSON object on rank 0. Users care for one topic each and draw
+items by Zipf's law, a little from everywhere, so that batches overlap. All rows are on the disk before anything is timed.
 """
 
 import json

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.errors import SlipstreamError
-from slipstream.pipeline.clustering import cluster_samples
+from slipstream.pipeline.clustering import cluster_samples, deal_samples
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.pipeline import Done, Pipeline
 from slipstream.pipeline.schedule import Schedule, make_schedule
@@ -72,7 +72,7 @@ class RecommenderWork:
         if self.cluster:
             parts = cluster_samples(whole.items_T, whole.offsets_B1, micro_batches)
         else:
-            parts = list(torch.arange(whole.num_users).tensor_split(micro_batches))
+            parts = deal_samples(whole.offsets_B1, micro_batches)
         return [self._micro(whole.take(users_C), step) for users_C in parts]
 
     def _micro(self, batch: JaggedBatch, step: int) -> Micro:

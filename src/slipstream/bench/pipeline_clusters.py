@@ -1,0 +1,87 @@
+"""Key inflation of clustered against random cuts: real MovieLens-1M histories where the data is at hand, and Zipf batches.
+
+A sample is a user's window, as in training: it cannot be cut, and holds each of its items about once. The time of a cut is set
+against the step of the same batch (HSTU, forward and backward, one thread), both by processor time.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.bench.harness import Row, median
+from slipstream.bench.pipeline_rank import Setting, make_batch
+from slipstream.bench.step_samples import JaggedStep
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.download import cache_directory
+from slipstream.data.prepare import prepare
+from slipstream.data.sampler import SamplerConfig, TrainingSampler
+from slipstream.data.store import SequenceStore
+from slipstream.pipeline.clustering import cluster_samples, key_inflation
+from slipstream.training.config import Recipe
+
+PARTS = 8
+
+
+def movielens_batches(count: int) -> Iterator[tuple[JaggedBatch, int]]:
+    """Batches of 128 users with windows of 200, from the archive in the download cache; none where it is not there."""
+    if not (cache_directory() / "ml-1m.zip").is_file():
+        return
+    with tempfile.TemporaryDirectory(prefix="slipstream-clusters-") as scratch:
+        prepare("ml-1m", Path(scratch) / "store")
+        store = SequenceStore.open(Path(scratch) / "store")
+        sampler = TrainingSampler(store, SamplerConfig(max_len=200, batch_size=128), seed=1)
+        for _ in range(count):
+            yield sampler.next_batch(), store.num_items
+
+
+def zipf_batches(count: int) -> Iterator[tuple[JaggedBatch, int]]:
+    """The batches of the pipeline benchmark."""
+    setting = Setting()
+    for number in range(count):
+        yield make_batch(setting, number, 0), setting.items
+
+
+def measure(title: str, batches: list[tuple[JaggedBatch, int]]) -> Row:
+    """Mean inflation of both cuts over the batches, the fullest part, and what clustering costs beside the step."""
+    rng = torch.Generator().manual_seed(0)
+    clustered, random, fullest, seconds = [], [], [], []
+    for batch, _ in batches:
+        begin = time.process_time()
+        parts = cluster_samples(batch.items_T, batch.offsets_B1, PARTS)
+        seconds.append(time.process_time() - begin)
+        clustered.append(key_inflation(batch.items_T, batch.offsets_B1, parts))
+        cut = list(torch.randperm(batch.num_users, generator=rng).tensor_split(PARTS))
+        random.append(key_inflation(batch.items_T, batch.offsets_B1, cut))
+        tokens = np.array([int(batch.lengths_B[part].sum()) for part in parts])
+        fullest.append(tokens.max() / tokens.mean())
+    batch, items = batches[0]
+    model: dict[str, Any] = {"kind": "hstu", "dim": 64, "heads": 2, "blocks": 2, "max_len": int(batch.lengths_B.max())}
+    recipe = Recipe.model_validate({"name": "cut", "model": model, "loss": {"kind": "shared_softmax", "negatives": 128}})
+    step, steps = JaggedStep.of(recipe, items), []
+    for _ in range(3):
+        begin = time.process_time()
+        step(batch)
+        steps.append(time.process_time() - begin)
+    row: Row = {"variant": title, "key_inflation": float(np.mean(clustered)), "key_inflation_random": float(np.mean(random))}
+    row["ratio"] = row["key_inflation"] / row["key_inflation_random"]
+    row["fullest_part"], row["cluster_ms"] = float(np.mean(fullest)), 1e3 * median(seconds)
+    row["share_of_step"] = median(seconds) / median(steps)
+    row["samples"] = clustered
+    return row
+
+
+def cluster_rows(quick: bool) -> list[Row]:
+    """One row per kind of data that is at hand."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        count = 2 if quick else 8
+        kinds = {"MovieLens-1M, 128 windows of 200": list(movielens_batches(count)), "Zipf with topics": list(zipf_batches(count))}
+        return [measure(title, batches) for title, batches in kinds.items() if batches]
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,78 @@
+"""The pipeline benchmark end to end on an emulated link, small; its calibration; and the account of a trace."""
+
+import json
+
+import pytest
+
+from slipstream.bench import pipeline, pipeline_link
+from slipstream.bench.pipeline_rank import Setting
+from slipstream.pipeline.schedule import Lane
+from slipstream.pipeline.trace import Interval, read_trace, shares, write_trace
+
+SMALL = Setting(
+    users=4, length=12, items=600, topics=4, dim=16, heads=1, blocks=1, batches=4, cache_rows=32, steps=2, repeats=1, check_steps=3
+)
+
+
+def test_rates_stretch_a_free_step_to_the_wanted_shares():
+    free = {
+        "step_seconds": 0.4,
+        "compute_utilisation": 0.75,
+        "comm_seconds": 0.01,
+        "lookup_seconds": 0.02,
+        "sent_bytes": 1e6,
+        "reads": 500.0,
+    }
+    link_rate, read_rate = pipeline.limits(free, 0.5, 0.2)
+    assert 1e6 / link_rate + 0.01 == pytest.approx(0.2) and 500 / read_rate + 0.02 == pytest.approx(0.5)
+
+
+def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pipeline, "can_make_namespaces", lambda: False)
+    monkeypatch.setattr(pipeline, "Setting", lambda: SMALL)
+    monkeypatch.setattr(pipeline, "quick_setting", lambda base: base)
+    result = pipeline.run(True, tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["claims"] == result["claims"]
+    assert result["claims"]["max_diff"] == 0.0
+    assert {row["link"] for row in result["rows"]} == {"emulated", "loopback"}
+    paper = [row for row in result["rows"] if row["variant"].startswith(pipeline.PAPER)]
+    assert len(paper) == len(pipeline.ALL) and all(row["step_ms"] > 0 for row in paper)
+
+
+def test_an_emulated_link_takes_its_time():
+    import time
+
+    link, began = pipeline_link.EmulatedLink(1e6), time.monotonic()
+    link.carry(20_000)
+    link.carry(30_000)
+    assert 0.045 < time.monotonic() - began < 0.5
+
+
+def interval(lane, stage, step, asked, begin, end, cause=None, caller=False):
+    return Interval(lane, stage, step, 0, asked, begin, end, caller, cause)
+
+
+def test_a_wait_is_charged_to_what_it_waits_for(tmp_path):
+    trace = [
+        interval(Lane.COMPUTE, "update", 0, 0.0, 0.9, 1.0, None, True),
+        interval(Lane.TABLE, "retrieve", 1, 0.0, 0.5, 1.3),
+        interval(Lane.ROWS, "answer", 1, 0.0, 1.3, 1.5, ("retrieve", 1, 0)),
+        interval(Lane.COMPUTE, "compute", 1, 1.0, 1.5, 1.9, ("answer", 1, 0), True),
+        interval(Lane.COMPUTE, "update", 1, 1.9, 1.9, 2.0, None, True),
+    ]
+    found = shares(trace)
+    assert found["exposed_lookup"] == pytest.approx(0.3) and found["exposed_comm"] == pytest.approx(0.2)
+    assert found["compute_utilisation"] == pytest.approx(0.5) and found["step_seconds"] == pytest.approx(1.0)
+    assert found["busy_table"] == pytest.approx(0.3)
+    write_trace(tmp_path / "trace.json", trace, {"run": "x"})
+    again, about = read_trace(tmp_path / "trace.json")
+    assert about == {"run": "x"} and shares(again) == pytest.approx(found)
+
+
+def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
+    trace = [
+        interval(Lane.COMPUTE, "update", 0, 0.0, 0.0, 1.0, None, True),
+        interval(Lane.TABLE, "retrieve", 1, 1.0, 1.0, 1.5, None, True),
+        interval(Lane.COMPUTE, "update", 1, 1.5, 1.5, 2.0, None, True),
+    ]
+    assert shares(trace)["exposed_lookup"] == pytest.approx(0.5)
