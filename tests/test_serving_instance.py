@@ -92,6 +92,21 @@ def test_many_requests_share_one_flight(tmp_path):
     served.close()
 
 
+def test_a_ranking_that_comes_early_joins_the_pre_inference(tmp_path):
+    plain, served = instance(tmp_path)
+    whole, items = history(1000), candidates(20)
+
+    async def scenario():
+        await served.preinfer("u", whole, rank_in=0.0)
+        return await served.rank("u", whole, items, deadline=soon())
+
+    answer = run(scenario())
+    assert answer.hit == "joined"
+    assert largest_difference(answer.scores, plain.rank(None, whole, items)) == 0
+    assert served.stats()["late"] == 1
+    served.close()
+
+
 def test_users_do_not_share(tmp_path):
     plain, served = instance(tmp_path)
     items = candidates(10)

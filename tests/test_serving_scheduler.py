@@ -88,6 +88,19 @@ def test_a_job_someone_waits_for_inherits_the_urgency():
     assert log.run()[0] == "b0"
 
 
+def test_a_prefill_that_is_late_goes_on_for_those_who_wait():
+    log = Log()
+    waited = log.add("p", deadline=1, steps=3)
+    log.clock.now = 5
+    log.scheduler.hurry(waited, Kind.RANK, 8.5)  # ranking came, and gives it until 8.5
+    log.scheduler.hurry(waited, Kind.RANK, 6.0)  # another one gives it less: more urgent, but not given up for the first
+    assert log.run()[-1] == ("p", "p")
+    given_up = Log()
+    waited = given_up.add("p", deadline=1, steps=9)
+    given_up.scheduler.hurry(waited, Kind.RANK, 4.0)
+    assert given_up.run() == ["p0", "p1", "p2", "p3", ("p", DeadlinePassed)]
+
+
 def test_the_queue_is_bounded_and_backlog_is_predicted():
     log = Log(max_jobs=2)
     log.add("a", deadline=10)

@@ -10,7 +10,7 @@ from slipstream.serving.cost_model import CostModel, non_negative_fit
 from slipstream.serving.instance_load import RecentWaits, chunk_for, keep_newest, window_start
 from slipstream.serving.trigger import Prospect, Trigger, TriggerConfig
 
-GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, capacity=100, rank_in=0.1, budget=0.08)
+GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, capacity=100, rank=0.03, rank_in=0.05, budget=0.08)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,8 @@ GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, 
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),
-        ({"rank_in": 0.04}, "too_late"),
+        ({"prefill": 0.11}, "too_late"),
+        ({"rank": 0.09}, "too_late"),
     ],
 )
 def test_each_question_has_its_reason(change, reason):
@@ -75,13 +76,14 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.pass_seconds(512, 1536) > cost.pass_seconds(16, 0) > 0
     assert cost.prefill_seconds(2000) > cost.prefill_seconds(2000, past=1500) > 0
     assert cost.prefill_seconds(100, past=100) == 0
-    before = cost.pass_seconds(100, 0)
+    before, prefill = cost.pass_seconds(100, 0), cost.prefill_seconds(500)
     for _ in range(300):
         predicted = cost.pass_seconds(100, 0)
-        cost.observe(predicted, 3 * before)
+        cost.observe("inline", predicted, 3 * before)
     assert cost.pass_seconds(100, 0) == pytest.approx(3 * before, rel=0.02)
-    assert cost.tail_seconds(cost.pass_seconds(100, 0)) >= 3 * before * 0.98
-    assert chunk_for(engine(tmp_path, blocks=1), cost, 1e9) == 1024 and chunk_for(engine(tmp_path, blocks=1), cost, 0.0) == 64
+    assert cost.prefill_seconds(500) == prefill  # other work, other conditions
+    assert cost.tail_seconds(cost.pass_seconds(100, 0), "inline") >= 3 * before * 0.98
+    assert chunk_for(engine(tmp_path, blocks=1), cost, 1e9) == 1024 and chunk_for(engine(tmp_path, blocks=1), cost, 0.0) == 256
 
 
 def test_waits_windows_and_truncation():

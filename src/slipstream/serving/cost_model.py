@@ -4,7 +4,8 @@
 
 a: the call itself; b: projections; c: attention; d: reading the cached keys and values. All coefficients are non-negative, so the
 model never says that more work is less. Online, a factor follows the ratio of seen to predicted time (a busier machine, a slower
-clock), and a second one its upper end, for questions about the tail.
+clock, colder caches), and a second one its upper end, for questions about the tail. Ranking behind a prefix, whole passes in line
+and prefills in chunks meet different conditions, so each has factors of its own.
 """
 
 import time
@@ -20,6 +21,7 @@ from slipstream.serving.prefix import PrefixBuffer
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
 _TAIL = 0.99
+KINDS = ("rank", "inline", "prefill")
 
 
 def _features(new: float, past: float) -> np.ndarray:
@@ -49,8 +51,8 @@ class CostModel:
     coefficients: np.ndarray  # of _features
     copy_seconds_per_byte: float
     chunk_tokens: int = CHUNK_TOKENS
-    factor: float = 1.0  # seen / predicted, running mean
-    tail: float = 1.5  # seen / predicted, running estimate of its 99th percentile
+    factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))  # seen / predicted, running mean
+    tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.5))  # the same, its 99th percentile
     samples: list[tuple[int, int, float]] = field(default_factory=list)  # what it was fitted to
 
     @classmethod
@@ -82,8 +84,8 @@ class CostModel:
         return cls(non_negative_fit(x_MF, y_M), copy_seconds_per_byte, samples=list(samples))
 
     def pass_seconds(self, new: int, past: int) -> float:
-        """One pass of `new` tokens behind `past` cached ones."""
-        return self.factor * self._plain(new, past)
+        """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
+        return self.factors["rank" if past else "inline"] * self._plain(new, past)
 
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
         """A prefill up to `tokens`, of which `past` are there already, in chunks."""
@@ -92,25 +94,26 @@ class CostModel:
             step = min(self.chunk_tokens, tokens - at)
             total += self._plain(step, at)
             at += step
-        return self.factor * total
+        return self.factors["prefill"] * total
 
     def copy_seconds(self, nbytes: int) -> float:
         """Moving bytes from one tier to the other."""
         return nbytes * self.copy_seconds_per_byte
 
-    def tail_seconds(self, seconds: float) -> float:
+    def tail_seconds(self, seconds: float, kind: str = "rank") -> float:
         """The 99th percentile of work whose typical time is `seconds`."""
-        return seconds / self.factor * max(self.tail, self.factor)
+        return seconds / self.factors[kind] * max(self.tails[kind], self.factors[kind])
 
-    def observe(self, predicted: float, seen: float) -> None:
+    def observe(self, kind: str, predicted: float, seen: float) -> None:
         """Learns from work that took `seen` where `predicted` (with the present factor) was expected."""
         if predicted <= 0 or seen <= 0:
             return
-        ratio = min(20.0, max(0.05, seen / (predicted / self.factor)))
-        self.factor += _LEARNING * (ratio - self.factor)
+        ratio = min(20.0, max(0.05, seen / (predicted / self.factors[kind])))
+        self.factors[kind] += _LEARNING * (ratio - self.factors[kind])
         # A quantile by stochastic approximation: one step up for what lies above, a small one down for what lies below.
-        step = _LEARNING * self.tail
-        self.tail = max(0.05, self.tail + (step * _TAIL if ratio > self.tail else -step * (1 - _TAIL)))
+        tail = self.tails[kind]
+        step = _LEARNING * tail
+        self.tails[kind] = max(0.05, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL)))
 
     def _plain(self, new: int, past: int) -> float:
         return float(self.coefficients @ _features(new, past))

@@ -114,14 +114,16 @@ class Instance:
         return ("device" if slot.key == wanted.key else "extended"), slot.key
 
     def _prospect(self, wanted: Wanted, tokens: int, rank_in: float, now: float) -> Prospect:
-        inline = self.cost.prefill_seconds(tokens) + self._rank_seconds(tokens, self.engine.hold, self.config.expected_candidates)
+        rank = self._rank_seconds(tokens, self.engine.hold, self.config.expected_candidates)
+        inline = self.cost.prefill_seconds(tokens) + rank
         return Prospect(
-            inline_tail=self.cost.tail_seconds(inline) + self._waits.tail(now),
+            inline_tail=self.cost.tail_seconds(inline, "prefill") + self._waits.tail(now),
             prefill=self.flights.estimate(wanted),
             queued=self.scheduler.backlog(now + rank_in, Kind.PREINFER),
             nbytes=self.engine.prefix_bytes(len(wanted.encoded)),
             pinned=self.cache.pinned,
             capacity=self.cache.budget,
+            rank=self.cost.tail_seconds(rank),
             rank_in=rank_in,
             budget=self.config.ranking_budget,
         )
@@ -260,7 +262,8 @@ class Instance:
                 lease.release()
             raise
         seconds = self._questions_seconds([question])
-        scores = await self._run(Kind.RANK, deadline, seconds, lambda: self._after_ranking(lease), request=question)
+        learns = "inline" if question.past is None else "rank"
+        scores = await self._run(Kind.RANK, deadline, seconds, lambda: self._after_ranking(lease), learns, request=question)
         self.counts[f"hit_{hit}"] += 1
         self.counts["truncated"] += truncated
         return RankAnswer(scores, hit, truncated, self.version)  # type: ignore[arg-type]
@@ -299,7 +302,7 @@ class Instance:
             self._outstanding_tokens -= tokens
             if error is None:
                 self.flights.land(flight, flight.extra["until"] if kind == Kind.PREINFER else None)
-                self.cost.observe(flight.seconds, job.spent)
+                self.cost.observe("prefill", flight.seconds if flight.source == "computed" else 0.0, job.spent)
             else:
                 self.flights.crash(flight)
             if not landed.done():
@@ -328,7 +331,9 @@ class Instance:
         seconds = self.cost.prefill_seconds(tokens)
         return _Private(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
 
-    async def _run(self, kind: Kind, deadline: float, seconds: float, after: Callable[[], None], **work: Any) -> Any:
+    async def _run(
+        self, kind: Kind, deadline: float, seconds: float, after: Callable[[], None], learns: str | None = None, **work: Any
+    ) -> Any:
         """Submits one job and waits for its result. `after` runs on this loop when the compute thread has let go, in any case."""
         loop = asyncio.get_running_loop()
         result = loop.create_future()
@@ -337,7 +342,7 @@ class Instance:
         def on_loop(value: Any, error: BaseException | None) -> None:
             after()
             if error is None:
-                self.cost.observe(seconds, job.spent)
+                self.cost.observe(learns or "rank", seconds if learns else 0.0, job.spent)
                 self._waits.add(time.monotonic(), time.monotonic() - submitted - job.spent)
             if result.done():
                 return
@@ -434,6 +439,7 @@ class Instance:
         found |= {f"refused_{reason}": 0 for reason in REFUSALS}
         found |= {name: float(count) for name, count in self.counts.items()}
         found |= {f"queue_{kind.name.lower()}": self.scheduler.waiting(kind) for kind in Kind}
+        found |= {f"cost_factor_{kind}": factor for kind, factor in self.cost.factors.items()}
         found |= {f"busy_seconds_{kind.name.lower()}": seconds for kind, seconds in self.scheduler.busy_seconds.items()}
         found |= {
             "outstanding_tokens": self._outstanding_tokens,
@@ -446,8 +452,6 @@ class Instance:
             "prefixes_computed": self.flights.computed,
             "prefixes_extended": self.flights.extended,
             "prefixes_reloaded": self.flights.reloaded,
-            "cost_factor": self.cost.factor,
-            "cost_tail": self.cost.tail,
             "longest_step_seconds": self.scheduler.longest_step,
             "batched": self.scheduler.batched,
         }

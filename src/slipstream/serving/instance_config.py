@@ -28,7 +28,7 @@ class InstanceConfig:
     max_jobs: int = 512  # queued work; beyond it requests are refused
     max_batch: int = 8
     max_copies: int = 8  # demotions waiting at a time
-    slice_seconds: float = 0.004  # longest step of a pre-inference, as predicted
+    slice_seconds: float = 0.008  # longest step of a pre-inference, as predicted
     calibrate_seconds: float = 1.5  # time spent measuring the machine at start
     threads: int = 1  # torch threads of this process
     relay: bool = True  # False: every request in line, nothing kept: the system without the relay race

@@ -6,6 +6,7 @@ of a long prefill at most, never for the whole. The queue is bounded; ranking wh
 can be computed together are, as long as every one of them still meets its deadline and the batch is cheaper than its parts.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,11 @@ class Job:
     order: int = 0
     spent: float = 0.0
     cancelled: bool = field(default=False)
+    expires: float = math.inf  # ranking not ended by then is given up
+
+    def __post_init__(self) -> None:
+        if self.kind == Kind.RANK:
+            self.expires = self.deadline
 
     @property
     def remaining(self) -> float:
@@ -89,7 +95,10 @@ class Scheduler:
     def hurry(self, job: Job, kind: Kind, deadline: float) -> None:
         """A request waits for this job now: it inherits the request's urgency."""
         with self._wake:
-            job.kind, job.deadline = min(job.kind, kind), min(job.deadline, deadline)
+            if job.kind > kind:  # the deadline so far was a hope, the request's is a promise
+                job.kind, job.deadline, job.expires = kind, deadline, deadline
+            else:
+                job.deadline, job.expires = min(job.deadline, deadline), max(job.expires, deadline)
 
     def cancel(self, job: Job) -> None:
         """Takes a job out at the next choice; `done` is told."""
@@ -130,7 +139,7 @@ class Scheduler:
         first = batch[0]
         if first.cancelled:
             self._finish(first, None, Overloaded("cancelled"))
-        elif first.kind == Kind.RANK and self.clock() >= first.deadline:
+        elif first.kind == Kind.RANK and self.clock() >= first.expires:
             self._finish(first, None, DeadlinePassed("the deadline passed while the request was waiting"))
         elif first.steps is None:
             self._run_requests(batch)
@@ -151,7 +160,7 @@ class Scheduler:
                     break
                 if not job.cancelled and self._may_join(batch, job):
                     batch.append(job)
-        if first.steps is None or first.cancelled or (first.kind == Kind.RANK and self.clock() >= first.deadline):
+        if first.steps is None or first.cancelled or (first.kind == Kind.RANK and self.clock() >= first.expires):
             for job in batch:
                 self._jobs.remove(job)
         return batch

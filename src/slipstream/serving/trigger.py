@@ -5,7 +5,8 @@ A pre-inference is admitted only if
   (b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x size), stays below a share of
       the cache;
   (c) it does not overload: a token bucket bounds the share of compute time that goes to pre-inference;
-  (d) it can be ready in time: what is queued and its own cost end before ranking begins.
+  (d) it can be ready in time: what is queued, its own cost and the ranking behind it end within the ranking's budget. (A ranking
+      request that comes a little early joins the pre-inference under way, which then goes first.)
 Every refusal has a reason, and it is counted. A refused request ranks in line; it never queues here.
 """
 
@@ -37,6 +38,7 @@ class Prospect:
     nbytes: int  # of its entry
     pinned: int  # bytes that cannot be evicted
     capacity: int  # bytes of the cache
+    rank: float  # seconds of ranking from its prefix, 99th percentile
     rank_in: float  # seconds until its ranking is expected
     budget: float  # seconds the ranking stage may take
 
@@ -88,7 +90,7 @@ class Trigger:
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
             return NO_ROOM
-        if p.queued + p.prefill > p.rank_in:
+        if p.queued + p.prefill + p.rank > p.rank_in + p.budget:
             return TOO_LATE
         # A single prefill longer than the burst may run when the bucket is full, else it never could.
         if self._tokens < min(p.prefill, self.config.burst_seconds):
