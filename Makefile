@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench peers clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,11 @@ test: check
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all
+
+# TorchRec and FBGEMM, which `bench tables`, `bench exchange` and `bench pipeline` compare with. TorchRec's metadata asks for CUDA, so: --no-deps.
+peers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 \
+		tensordict pyre-extensions typing-inspect mypy-extensions lightning-utilities packaging tqdm cloudpickle pyvers
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
