@@ -40,11 +40,13 @@ struct Buffers {
     void place(Scratch& s, const AttentionCall& call, const Shape& shape, const Sequence& sequence, int64_t first_head) {
         keys_t = s.take(heads_ * keys_t_size), values_t = s.take(heads_ * values_t_size), keys = s.take(heads_ * key_rows);
         queries = s.take(heads_ * q_size), grad_out = s.take(heads_ * o_size);
-        grad_keys = keys_in_place ? Rows{call.grad_k + sequence.k0 * shape.key_stride + first_head * shape.key_width, shape.key_width, shape.key_stride}
-                                  : Rows{s.take(heads_ * key_rows), key_rows, shape.key_padded};
-        grad_values = values_in_place ? Rows{call.grad_v + sequence.k0 * shape.value_stride + first_head * shape.value_width, shape.value_width, shape.value_stride}
-                                      : Rows{s.take(heads_ * value_rows), value_rows, shape.value_padded};
-        grad_queries = keys_in_place ? Rows{nullptr, shape.key_width, shape.key_stride} : Rows{s.take(heads_ * q_size), q_size, shape.key_padded};
+        float* grad_k = call.grad_k + sequence.k0 * shape.key_stride + first_head * shape.key_width;
+        float* grad_v = call.grad_v + sequence.k0 * shape.value_stride + first_head * shape.value_width;
+        grad_keys = {grad_k, shape.key_width, shape.key_stride}, grad_queries = {nullptr, shape.key_width, shape.key_stride};
+        grad_values = {grad_v, shape.value_width, shape.value_stride};
+        if (!keys_in_place) grad_keys = {s.take(heads_ * key_rows), key_rows, shape.key_padded};
+        if (!keys_in_place) grad_queries = {s.take(heads_ * q_size), q_size, shape.key_padded};
+        if (!values_in_place) grad_values = {s.take(heads_ * value_rows), value_rows, shape.value_padded};
     }
     // Clears the gradients of keys that no tile holds or no query sees: candidates, and what lies before the first window.
     void clear_unseen(const Shape& shape, const Sequence& s, int64_t window) const {
@@ -293,13 +295,14 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
     buf.clear_unseen(shape, s, call.window);
     if (tables.position.present()) tiles.along.assign(tables.position.size() + 1 + LD, 0.0f);
     int64_t packed = 0;
-    for (int64_t start = 0; start < s.queries; start += ROWS) {
+    for (int64_t start = 0; start < s.queries;) {
         const RowBlock block(s, call.window, start);
         packed = pack_keys(call, task, s, shape, buf, packed, block.tile_end());
         tiles.ahead.start(2 * heads * block.rows * (block.tile_end() - block.tile_begin()) / (KEYS * MR));
         ask_for_gradients(call, s, shape, block, tiles.ahead);
-        if (start + ROWS < s.queries)
-            ask_for_block(call, s, shape, start + ROWS, packed, tiles.ahead);
+        start = block.end();
+        if (start < s.queries)
+            ask_for_block(call, s, shape, start, packed, tiles.ahead);
         else if (next)
             ask_for_block(call, sequence_of(call, next->sequence), shape, 0, 0, tiles.ahead);
         run_block(call, task, s, block, tables, shape, buf, tiles, bias_grads);

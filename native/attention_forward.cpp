@@ -156,13 +156,14 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
     buf.values = scratch.take(heads * buf.values_step);
     buf.sums = scratch.take(heads * buf.sums_step);
     int64_t packed = 0;
-    for (int64_t start = 0; start < s.queries; start += ROWS) {
+    for (int64_t start = 0; start < s.queries;) {
         const RowBlock block(s, call.window, start);
         packed = pack_keys(call, task, s, buf, padded, packed, block.tile_end());
         ahead.start(3 * heads * block.rows * (block.tile_end() - block.tile_begin()) / (2 * KEYS * MR));
         ahead.add(call.out + (s.q0 + start) * call.channels * v_stride, block.rows * call.channels * v_stride);
-        if (start + ROWS < s.queries)
-            ask_for_block(call, s, start + ROWS, packed, ahead);
+        start = block.end();
+        if (start < s.queries)
+            ask_for_block(call, s, start, packed, ahead);
         else if (next)
             ask_for_block(call, sequence_of(call, next->sequence), 0, 0, ahead);
         run_block(call, task, s, block, tables, bias, ahead, buf, padded);

@@ -59,7 +59,13 @@ struct RowBlock {
     int64_t first, rows;
     int64_t low[ROWS], high[ROWS], position[ROWS];
 
-    RowBlock(const Sequence& s, int64_t window, int64_t start) : first(start), rows(std::min<int64_t>(ROWS, s.queries - start)) {
+    // Blocks share the rows evenly: a short last block would visit every key for a few rows.
+    static int64_t even(int64_t queries) {
+        const int64_t blocks = (queries + ROWS - 1) / ROWS;
+        return round_up((queries + blocks - 1) / blocks, MR);
+    }
+    int64_t end() const { return first + rows; }
+    RowBlock(const Sequence& s, int64_t window, int64_t start) : first(start), rows(std::min(even(s.queries), s.queries - start)) {
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t p = s.keys - s.queries + start + r;
             position[r] = std::min(p, s.history);

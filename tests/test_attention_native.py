@@ -127,6 +127,37 @@ def test_rows_do_not_depend_on_what_follows_or_on_the_number_of_queries(operator
         assert torch.equal(rows(first, end), full[first:end]), (first, end)
 
 
+@pytest.fixture
+def _poisoned_memory():
+    """New tensors hold NaN until they are written."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_poisoned_memory")
+@pytest.mark.parametrize("operator", ["hstu", "fuxi"])
+@pytest.mark.parametrize("widths", [(16, 32), (25, 13)])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"tail": 0},  # keys without a query
+        {"tail": 100},  # a second block that begins inside a panel of keys
+        {"tail": 41, "window": 9},  # keys before the first window
+        {"tail": 100, "candidates": True},
+        {"window": 1, "candidates": True},  # candidates that see only themselves
+        {"tail": 3, "window": 1, "candidates": True},
+        {"position": False},
+        {"position": False, "time": False},
+    ],
+)
+def test_every_value_is_written(extra, widths, operator):
+    assert torch.empty(1).isnan().all()
+    case = Case(lengths=(5, 200, 0, 1, 97), key_width=widths[0], value_width=widths[1], operator=operator, **extra)
+    assert_close(case, "native")
+
+
 def test_scratch_is_linear_in_tokens():
     """20,000 tokens: a 20,000 x 20,000 map of floats would need 1.6 GB; the process may grow by a small part of that."""
     code = (
@@ -155,8 +186,11 @@ def test_every_instruction_set_equals_too(level):
         "from slipstream.ops import native\n"
         f"assert '{level}' in native.status(), native.status()\n"
         "for op in ('hstu', 'fuxi'):\n"
-        "    for extra in ({}, {'window': 9, 'tail': 50}, {'candidates': True, 'sorted_times': False}):\n"
-        "        assert_close(Case(lengths=(150, 0, 1, 65), key_width=25, value_width=13, operator=op, **extra), 'native')\n"
+        "    tails = [{'tail': n} for n in range(41, 47)]\n"  # every place of a panel's last row against the keys' panels
+        "    for extra in ({}, {'window': 9, 'tail': 50}, {'candidates': True, 'sorted_times': False}, *tails):\n"
+        "        for widths in ((25, 13), (16, 32)):\n"  # gradients in scratch, and in place
+        "            sizes = {'key_width': widths[0], 'value_width': widths[1]}\n"
+        "            assert_close(Case(lengths=(150, 0, 1, 65), operator=op, **sizes, **extra), 'native')\n"
         "print('equal')\n"
     )
     environment = _environment(SLIPSTREAM_NATIVE_LEVEL=level)
