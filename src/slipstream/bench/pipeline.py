@@ -101,7 +101,9 @@ def sweep(base: Setting, link: Namespaces | None, quick: bool) -> tuple[list[Row
     free = launch(replace(base, variants=(("synchronous", 1),), repeats=2), "time", link)
     calibrated = medians(free["variants"]["synchronous 1"])
     differences: dict[str, float] = {}
-    rows, speedups, paper = [], [], {}
+    rows: list[Row] = []
+    speedups: list[float] = []
+    paper: dict[str, float] = {}
     for title, (lookup_share, comm_share) in SWEEP.items():
         if quick and title != PAPER:
             continue
@@ -115,9 +117,8 @@ def sweep(base: Setting, link: Namespaces | None, quick: bool) -> tuple[list[Row
             check = replace(setting, read_rate=None, link_rate=None)
             if link is not None:
                 link.set_rate(None)
-            differences = launch(check, "check inflation", link)
-            paper = differences.pop("inflation")
-            differences = differences["max_diff"]  # type: ignore[assignment]
+            checked = launch(check, "check inflation", link)
+            differences, paper = checked["max_diff"], checked["inflation"]
         mine = rows_of(title, found, differences)
         speedups += [row["speedup"] for row in mine if "nested" in row["variant"]]
         rows += mine

@@ -34,7 +34,7 @@ def movielens_batches(count: int) -> Iterator[tuple[JaggedBatch, int]]:
     with tempfile.TemporaryDirectory(prefix="slipstream-clusters-") as scratch:
         prepare("ml-1m", Path(scratch) / "store")
         store = SequenceStore.open(Path(scratch) / "store")
-        sampler = TrainingSampler(store, SamplerConfig(max_len=200, batch_size=128), seed=1)
+        sampler = TrainingSampler(store, SamplerConfig.model_validate({"max_len": 200, "batch_size": 128}), seed=1)
         for _ in range(count):
             yield sampler.next_batch(), store.num_items
 

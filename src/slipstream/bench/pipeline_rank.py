@@ -27,6 +27,7 @@ from slipstream.pipeline.pipeline import Pipeline
 from slipstream.pipeline.schedule import Schedule, make_schedule
 from slipstream.pipeline.trace import Trace, shares
 from slipstream.tables.collection import TableCollection
+from slipstream.tables.disk import DiskTable
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_tier
 from slipstream.tables.rules import make_rule
@@ -178,13 +179,13 @@ class Rank:
                 schedule, adapt = make_schedule(name, micro_batches=micro_batches), setting.adaptive and name == "nested"
                 probing = 12 if adapt else 0
                 table, sent = trained[0].tables[ITEM], sent_bytes()
-                reads = table.counters["reads"] if setting.tier == "disk" else 0
+                reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
                 steps = setting.warm_up + setting.steps + probing
                 trace, words = self.run(schedule, trained, steps, adapt=adapt)
                 said += words
                 one = shares(trace.intervals(probing), probing + setting.warm_up - 1)
                 one["sent_bytes"] = (sent_bytes() - sent) / steps
-                one["reads"] = ((table.counters["reads"] - reads) if setting.tier == "disk" else 0) / steps
+                one["reads"] = ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0) / steps
                 if repeat:  # the first round warms up
                     found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
         return {"variants": found, "said": sorted(set(said))}
