@@ -14,7 +14,7 @@ inline void ask_for(const char* row, int64_t bytes) {
 
 }  // namespace
 
-// Returns -1 where a row lies outside the table (it is left out), else how many rows are not present. present: a byte per row, or NULL.
+// Returns -1 where a row lies outside the table (it is left out), else how many rows are not present. present: a bit per row, or NULL.
 SLIPSTREAM_API int64_t ss_gather_rows(const char* table, int64_t num_rows, const uint8_t* present, const int64_t* rows, int64_t count,
                                       int64_t row_bytes, char* out, int threads) {
     int64_t outside = 0, absent = 0;
@@ -23,13 +23,13 @@ SLIPSTREAM_API int64_t ss_gather_rows(const char* table, int64_t num_rows, const
     for (int64_t u = 0; u < count; ++u) {
         if (u + kAhead < count && within(rows[u + kAhead])) {
             ask_for(table + rows[u + kAhead] * row_bytes, row_bytes);
-            if (present != nullptr) __builtin_prefetch(present + rows[u + kAhead]);
+            if (present != nullptr) __builtin_prefetch(present + (rows[u + kAhead] >> 3));
         }
         if (!within(rows[u])) {
             ++outside;
             continue;
         }
-        if (present != nullptr) absent += present[rows[u]] == 0;
+        if (present != nullptr) absent += ((present[rows[u] >> 3] >> (rows[u] & 7)) & 1) == 0;
         std::memcpy(out + u * row_bytes, table + rows[u] * row_bytes, row_bytes);
     }
     return outside ? -1 : absent;

@@ -6,6 +6,7 @@ import torch
 from slipstream.errors import SlipstreamError
 from slipstream.ops.row_gather import gather_present, gather_rows
 from slipstream.tables.memory import MemoryTable
+from slipstream.tables.memory_marks import RowMarks
 from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.rules import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement, slice_of
@@ -114,14 +115,28 @@ def test_gather_copies_any_bytes(dtype, shape):
 
 
 @pytest.mark.parametrize("count", [3, 5000])
-def test_rows_that_are_not_present_are_noticed(count):
-    table, present = torch.randn(5000, 8), torch.ones(5000, dtype=torch.bool)
-    rows = torch.arange(count).flip(0)
-    assert torch.equal(gather_present(table, rows, present), table[rows])
-    present[2] = False
-    assert gather_present(table, rows, present) is None
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_rows_that_are_not_present_are_noticed(count, kernels, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_BACKEND", kernels)
+    table, marks, rows = torch.randn(5000, 8), RowMarks(5000), torch.arange(count).flip(0)
+    marks.mark(torch.tensor([n for n in range(5000) if n != 2]))
+    assert gather_present(table, rows, marks.bits) is None
+    marks.mark(torch.tensor([2, 2]))
+    for bits in (marks.bits, None):
+        assert torch.equal(gather_present(table, rows, bits), table[rows])
     with pytest.raises(IndexError, match="got 5000"):
-        gather_present(table, torch.tensor([0, 5000]), present)
+        gather_present(table, torch.tensor([0, 5000]), marks.bits)
+
+
+def test_marks_are_a_set_of_rows():
+    marks, rows = RowMarks(1001), torch.tensor([1000, 0, 7, 8, 500, 8])
+    marks.mark(rows)
+    assert marks.marked().tolist() == [0, 7, 8, 500, 1000]
+    assert marks.unmarked(torch.tensor([7, 9, 1000])).tolist() == [False, True, False]
+    larger = marks.extended(5000)
+    assert larger.marked().tolist() == [0, 7, 8, 500, 1000] and len(larger.bits) == 625
+    marks.mark_all()
+    assert marks.marked().tolist() == list(range(1001))
 
 
 def test_lazy_zeros_are_zeros():

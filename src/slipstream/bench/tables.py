@@ -65,7 +65,7 @@ class Batches:
     def __init__(self, num_rows: int, count: int, repeats: int) -> None:
         generator = torch.Generator().manual_seed(0)
         more = int(count * (1 + 2 * count / num_rows)) + 100
-        drawn = [torch.randint(num_rows, (more,), generator=generator).unique() for _ in range(repeats + 1)]
+        drawn = [torch.randint(num_rows, (more,), generator=generator).unique() for _ in range(2 * repeats + 2)]
         self.shuffled = [keys[torch.randperm(len(keys), generator=generator)][:count] for keys in drawn]
         self.ascending = [keys.sort().values for keys in self.shuffled]
         self.tokens = [(torch.rand(count, generator=generator).pow(4) * num_rows).long() for _ in range(repeats + 1)]
@@ -73,13 +73,13 @@ class Batches:
 
 
 def _gather(ours: MemoryTable, plain_ND: torch.Tensor, batches: Batches, repeats: int) -> tuple[list[harness.Row], float]:
-    rows, ratios, huge_ND = [], [], ours.all_rows()
+    rows, ratios, huge_ND = [], [], ours.weights_ND
     for order, keys in (("ascending", batches.ascending), ("shuffled", batches.shuffled)):
         variants: dict[str, Variant] = {
             "slipstream": partial(lambda keys, n: ours.gather(keys[n]), keys),
             "index_select": partial(lambda keys, n: plain_ND.index_select(0, keys[n]), keys),
-            # Other rows than ours of this repeat: they share the memory, and must not find them in the cache.
-            "index_select, huge pages": partial(lambda keys, n: huge_ND.index_select(0, keys[n - 1]), keys),
+            # Rows of its own: it shares our memory, and must not find in the cache what we have just fetched.
+            "index_select, huge pages": partial(lambda keys, n: huge_ND.index_select(0, keys[n + repeats + 1]), keys),
         }
         samples = alternate(variants, repeats)
         rows += _rows(f"gather {order}", samples, len(keys[0]), "slipstream")

@@ -11,6 +11,7 @@ import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.ops.row_gather import gather_present, gather_rows
+from slipstream.tables.memory_marks import RowMarks
 from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.rules import RowRule, State
 from slipstream.tables.slices import Placement, SliceLayout, slice_order
@@ -55,7 +56,7 @@ class MemoryTable:
         """A copy of the weights of these rows."""
         if self._layout is None and keys_U.dtype == torch.int64:
             try:
-                weights_UD = gather_present(self._weights_ND, keys_U, self._born_N)
+                weights_UD = gather_present(self._weights_ND, keys_U, None if self._all_born else self._born.bits)
             except IndexError:
                 check_keys(self.name, self.num_rows, keys_U)
                 raise
@@ -95,11 +96,11 @@ class MemoryTable:
             self._weights_ND[places_U] = rows.weights_UD
             for name, value in self._row_state().items():
                 value[places_U] = rows.state[name]
-            self._born_N[places_U] = True
+            self._born.mark(places_U)
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Every born row with its state, ascending by (slice, key)."""
-        born_U = self._born_N.nonzero().squeeze(1)
+        born_U = self._born.marked()
         keys_U = born_U if self._layout is None else self._layout.keys()[born_U]
         for part in keys_U[slice_order(keys_U)].split(chunk):
             if part.numel():
@@ -120,8 +121,7 @@ class MemoryTable:
         with self._birth:
             self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
             self.state = self.rule.new_state(self._held, self.dim, self.dtype, lazy_zeros)
-            self._born_N = lazy_zeros(self._held, dtype=torch.bool)
-            self._all_born = False
+            self._born, self._all_born = RowMarks(self._held), False
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -130,13 +130,13 @@ class MemoryTable:
         """Room for more rows; those there are keep their values (copied once, so doubling keeps it cheap)."""
         if self._layout is not None or num_rows < self.num_rows:
             raise ValueError(f"table '{self.name}' can only grow, and only where it holds all its rows")
-        old = [self._weights_ND, self._born_N, *self._row_state().values()]
+        old = [self._weights_ND, *self._row_state().values()]
         with self._birth:
             new_state = self.rule.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
             self._weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
-            self._born_N, self._all_born = lazy_zeros(num_rows, dtype=torch.bool), False
+            self._born, self._all_born = self._born.extended(num_rows), False
             self.state = {name: new_state[name] if value.dim() > 0 else value for name, value in self.state.items()}
-            for target, source in zip([self._weights_ND, self._born_N, *self._row_state().values()], old, strict=True):
+            for target, source in zip([self._weights_ND, *self._row_state().values()], old, strict=True):
                 target[: self.num_rows] = source
             self.num_rows = self._held = num_rows
 
@@ -160,7 +160,7 @@ class MemoryTable:
             )
         for name, value in mine.items():
             value.copy_(saved[name])
-        self._born_N.fill_(True)
+        self._born.mark_all()
         self._all_born = True
 
     def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
@@ -172,13 +172,13 @@ class MemoryTable:
 
     def _bear(self, keys_U: torch.Tensor, places_U: torch.Tensor) -> None:
         """Let those of these rows be born that are not yet."""
-        if self._all_born or bool(self._born_N.index_select(0, places_U).all()):
+        if self._all_born or not bool(self._born.unmarked(places_U).any()):
             return
         with self._birth:
-            new_U = ~self._born_N.index_select(0, places_U)
+            new_U = self._born.unmarked(places_U)
             keys_U, places_U = keys_U[new_U], places_U[new_U]
             self._weights_ND[places_U] = first_rows(self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype)
-            self._born_N[places_U] = True
+            self._born.mark(places_U)
 
     def _bear_all(self) -> None:
         if self._all_born:
