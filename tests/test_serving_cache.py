@@ -279,4 +279,4 @@ TestWalk.settings = settings(
 def test_the_walk_turns_red_when_a_promise_is_broken(monkeypatch, place, broken):
     monkeypatch.setattr(place, broken)
     with pytest.raises((AssertionError, ValueError, KeyError, ExceptionGroup)):
-        run_state_machine_as_test(Walk, settings=settings(TestWalk.settings, phases=[Phase.generate], max_examples=60))
+        run_state_machine_as_test(Walk, settings=settings(TestWalk.settings, phases=[Phase.generate], max_examples=500))

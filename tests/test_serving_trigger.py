@@ -7,7 +7,7 @@ import pytest
 
 from serving_samples import engine
 from slipstream.serving.cost_model import CostModel, non_negative_fit
-from slipstream.serving.instance_load import RecentWaits, chunk_for, keep_newest, window_start
+from slipstream.serving.instance_load import RecentWaits, keep_newest, window_start
 from slipstream.serving.trigger import Prospect, Trigger, TriggerConfig
 
 GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, capacity=100, rank=0.03, rank_in=0.05, budget=0.08)
@@ -83,7 +83,10 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.pass_seconds(100, 0) == pytest.approx(3 * before, rel=0.02)
     assert cost.prefill_seconds(500) == prefill  # other work, other conditions
     assert cost.tail_seconds(cost.pass_seconds(100, 0), "inline") >= 3 * before * 0.98
-    assert chunk_for(engine(tmp_path, blocks=1), cost, 1e9) == 1024 and chunk_for(engine(tmp_path, blocks=1), cost, 0.0) == 256
+    cost.slice_seconds = 1e9
+    assert cost.chunk_for(4000) == 2048
+    cost.slice_seconds = 0.0
+    assert cost.chunk_for(4000) == 256
 
 
 def test_waits_windows_and_truncation():

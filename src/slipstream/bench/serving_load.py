@@ -3,6 +3,10 @@
     arrival ──pre-inference signal──▶ instance        retrieval + pre-processing take a stated time meanwhile
             ──ranking, `stages` seconds later──▶ the same instance (affinity), or any (affinity off)
 
+Routing is the router's in small: a user's own instance by hash, unless it has well over its share of outstanding requests; then,
+once, another one, which the user keeps. Without affinity, and without the relay race, the instance with the least outstanding
+requests serves, the best there is when nothing is kept.
+
 Latency of the ranking stage counts from when ranking was scheduled to begin, not from when it was sent. A refusal or failure counts
 as a miss. LoadGen sees the whole cascade, so its limit is `stages` + SLO, and a failed request is completed only after it.
 """
@@ -47,18 +51,23 @@ class Cascade:
 
     def __init__(self, fleet: Fleet, *, stages: float, slo: float, affinity: bool, outcome: Outcome) -> None:
         self.fleet, self.stages, self.slo, self.affinity, self.outcome = fleet, stages, slo, affinity, outcome
-        self._random = np.random.default_rng(0)
+        self._homes: dict[int, int] = {}
+        self._outstanding = [0] * len(fleet.links)
 
     async def run(self, request: Request, arrival: float) -> float:
         """One request from its arrival (monotonic); returns the ranking stage's latency, inf for a miss."""
         links = self.fleet.links
-        first = request.user % len(links)
-        second = first if self.affinity else int(self._random.integers(len(links)))
+        first = self._home(request.user)
         rank_at = arrival + self.stages
+        self._outstanding[first] += 1
         signal = asyncio.create_task(links[first].ask(op="preinfer", user=request.user, page=request.page, rank_at=rank_at))
         await asyncio.sleep(max(0.0, rank_at - time.monotonic()))
+        self._outstanding[first] -= 1
+        second = first if self.affinity else self._idlest()
+        self._outstanding[second] += 1
         reply = await links[second].ask(op="rank", user=request.user, page=request.page, deadline=rank_at + self.slo)
         latency = time.monotonic() - rank_at
+        self._outstanding[second] -= 1
         await signal
         if "error" in reply:
             self.outcome.errors[reply["error"]] += 1
@@ -67,6 +76,16 @@ class Cascade:
             self.outcome.hits[reply["hit"]] += 1
         self.outcome.latencies.append(latency)
         return latency
+
+    def _idlest(self) -> int:
+        return min(range(len(self._outstanding)), key=self._outstanding.__getitem__)
+
+    def _home(self, user: int) -> int:
+        """The instance a user's requests go to, decided at the first signal."""
+        if user not in self._homes:
+            hashed, mean = user % len(self._outstanding), sum(self._outstanding) / len(self._outstanding)
+            self._homes[user] = hashed if self._outstanding[hashed] <= 1.25 * mean + 1 else self._idlest()
+        return self._homes[user]
 
 
 async def open_loop(cascade: Cascade, requests: list[Request]) -> Outcome:

@@ -50,7 +50,7 @@ class _Worker:
             "inline_ms": 1e3 * self.instance.cost.pass_seconds(tokens + self.candidates, 0),
             "hit_ms": 1e3 * self.instance.cost.pass_seconds(8 + self.candidates, tokens),
             "megabytes": engine.prefix_bytes(length) / 1e6,
-            "chunk_tokens": self.instance.cost.chunk_tokens,
+            "chunk_tokens": self.instance.cost.chunk_for(tokens),
         }
 
     async def serve(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Flights:
     def __init__(self, engine: Engine, cache: PrefixCache, expander: Expander | None, cost: CostModel) -> None:
         self.engine, self.cache, self.expander, self.cost = engine, cache, expander, cost
         self.flying: dict[PrefixKey, Flight] = {}
-        self.computed = self.extended = self.reloaded = 0
+        self.computed = self.extended = self.extended_from_host = self.reloaded = 0
 
     def find(self, wanted: Wanted) -> Lease | Flight | None:
         """This very prefix: a lease if it is ready, the flight (counted as joined) if it is on its way."""
@@ -114,17 +114,19 @@ class Flights:
         if isinstance(past, HostLease) and self.expander is not None and not self.expander.sound(past):
             flight.source = "damaged"
             past = None
-        yield from self.engine.prefill_steps(
-            flight.wanted.encoded, flight.slot.buffer, None if past is None else past.prefix, self.cost.chunk_tokens
-        )
+        encoded, base = flight.wanted.encoded, None if past is None else past.prefix
+        chunk = self.cost.chunk_for(self.engine.cached_tokens(len(encoded)))
+        yield from self.engine.prefill_steps(encoded, flight.slot.buffer, base, chunk)
 
     def land(self, flight: Flight, pinned_until: float | None) -> None:
         """Publishes what the steps have filled."""
+        from_host = isinstance(flight.base, HostLease)
         self._let_go(flight)
         wanted = flight.wanted
         self.cache.publish(flight.slot, self.engine.prefix_of(wanted.encoded, flight.slot.buffer, wanted.key.digest), pinned_until)
         self.reloaded += flight.source == "host"
         self.extended += flight.source == "extended"
+        self.extended_from_host += flight.source == "extended" and from_host
         self.computed += flight.source in ("computed", "damaged")
 
     def crash(self, flight: Flight) -> None:

@@ -21,6 +21,7 @@ from slipstream.serving.prefix import PrefixBuffer
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
 _TAIL = 0.99
+CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
 KINDS = ("rank", "inline", "prefill")
 
 
@@ -50,7 +51,8 @@ class CostModel:
 
     coefficients: np.ndarray  # of _features
     copy_seconds_per_byte: float
-    chunk_tokens: int = CHUNK_TOKENS
+    layers: int = 1
+    slice_seconds: float = 0.008  # longest step of a prefill
     factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))  # seen / predicted, running mean
     tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.5))  # the same, its 99th percentile
     samples: list[tuple[int, int, float]] = field(default_factory=list)  # what it was fitted to
@@ -89,12 +91,17 @@ class CostModel:
 
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
         """A prefill up to `tokens`, of which `past` are there already, in chunks."""
-        total, at = 0.0, past
+        total, at, chunk = 0.0, past, self.chunk_for(tokens)
         while at < tokens:
-            step = min(self.chunk_tokens, tokens - at)
+            step = min(chunk, tokens - at)
             total += self._plain(step, at)
             at += step
         return self.factors["prefill"] * total
+
+    def chunk_for(self, tokens: int) -> int:
+        """The largest chunk of a prefill of so many tokens whose one-layer step stays within a slice, half-way through it."""
+        fitting = (c for c in CHUNKS if self._plain(c, tokens // 2) / self.layers <= self.slice_seconds)
+        return next(fitting, CHUNKS[-1])
 
     def copy_seconds(self, nbytes: int) -> float:
         """Moving bytes from one tier to the other."""

@@ -27,7 +27,7 @@ from slipstream.serving.engine_items import Encoded
 from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
 from slipstream.serving.expander import Expander
 from slipstream.serving.instance_config import Admission, Hit, InstanceConfig, RankAnswer
-from slipstream.serving.instance_load import RecentWaits, chunk_for, keep_newest, window_start
+from slipstream.serving.instance_load import RecentWaits, keep_newest, window_start
 from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
 from slipstream.serving.scheduler import Job, Kind, Scheduler
 from slipstream.serving.trigger import ADMITTED, REFUSALS, Prospect, Trigger
@@ -45,7 +45,7 @@ class Instance:
         torch.set_num_threads(self.config.threads)
         self.engine = Engine(bundle)
         self.cost = cost or CostModel.measure(self.engine, seconds=self.config.calibrate_seconds)
-        self.cost.chunk_tokens = chunk_for(self.engine, self.cost, self.config.slice_seconds)
+        self.cost.layers, self.cost.slice_seconds = self.engine.shape.layers, self.config.slice_seconds
         self.cache = PrefixCache(self.engine.shape, self.config.device_bytes if self.config.relay else 64)
         self.expander: Expander | None = None
         if self.config.relay and self.config.host_path is not None and self.config.host_bytes:
@@ -325,7 +325,7 @@ class Instance:
 
         def steps() -> Generator[int, None, Prefix]:
             buffer = PrefixBuffer(self.engine.shape, tokens + SUFFIX_ROOM)
-            yield from self.engine.prefill_steps(wanted.encoded, buffer, None, self.cost.chunk_tokens)
+            yield from self.engine.prefill_steps(wanted.encoded, buffer, None, self.cost.chunk_for(tokens))
             return self.engine.prefix_of(wanted.encoded, buffer, wanted.key.digest)
 
         seconds = self.cost.prefill_seconds(tokens)
@@ -452,6 +452,7 @@ class Instance:
             "prefixes_computed": self.flights.computed,
             "prefixes_extended": self.flights.extended,
             "prefixes_reloaded": self.flights.reloaded,
+            "prefixes_extended_from_host": self.flights.extended_from_host,
             "longest_step_seconds": self.scheduler.longest_step,
             "batched": self.scheduler.batched,
         }

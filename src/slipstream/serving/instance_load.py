@@ -1,12 +1,8 @@
-"""Small calculations an instance decides by: recent waits, the size of a step, where a long history is cut."""
+"""Small calculations an instance decides by: recent waits, where a long history is cut."""
 
 from collections import deque
 from collections.abc import Callable
 
-from slipstream.serving.cost_model import CostModel
-from slipstream.serving.engine import Engine
-
-_CHUNKS = (1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
 _WINDOW_PARTS = 8
 
 
@@ -25,15 +21,6 @@ class RecentWaits:
         """The 99th percentile over the horizon, 0 where nobody waited."""
         recent = sorted(seconds for at, seconds in self._seen if now - at <= self._horizon)
         return recent[min(len(recent) - 1, int(0.99 * len(recent)))] if recent else 0.0
-
-
-def chunk_for(engine: Engine, cost: CostModel, slice_seconds: float) -> int:
-    """The largest chunk of a prefill whose one-layer step stays within a slice, in the middle of the longest history."""
-    half = engine.tokens_of(engine.max_len) // 2
-    for chunk in _CHUNKS:
-        if cost.pass_seconds(chunk, half) / engine.shape.layers <= slice_seconds:
-            return chunk
-    return _CHUNKS[-1]
 
 
 def window_start(behaviours: int, max_len: int) -> int:
