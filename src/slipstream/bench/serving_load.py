@@ -12,6 +12,7 @@ as a miss. LoadGen sees the whole cascade, so its limit is `stages` + SLO, and a
 """
 
 import asyncio
+import importlib.util
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -97,6 +98,11 @@ async def open_loop(cascade: Cascade, requests: list[Request]) -> Outcome:
         tasks.append(asyncio.create_task(cascade.run(request, begin + request.at)))
     await asyncio.gather(*tasks)
     return cascade.outcome
+
+
+def loadgen_at_hand() -> bool:
+    """Whether MLPerf LoadGen (package mlcommons-loadgen) is installed."""
+    return importlib.util.find_spec("mlperf_loadgen") is not None
 
 
 async def loadgen_server(cascade: Cascade, requests: list[Request], rate: float, seconds: float, folder: Path) -> Outcome:

@@ -1,0 +1,90 @@
+"""The serving benchmark's parts: sessions cut from a log, replay at a rate, the verdict, and a small run against real processes."""
+
+import asyncio
+
+import numpy as np
+
+from slipstream.bench import serving
+from slipstream.bench.serving_bundle import random_bundle
+from slipstream.bench.serving_load import Cascade, Outcome, loadgen_at_hand, loadgen_server, open_loop
+from slipstream.bench.serving_plot import draw
+from slipstream.bench.serving_trace import PAGE, Histories, poisson, replay, sessions_of, synthetic_sessions
+from slipstream.bench.serving_worker import Fleet
+
+MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 1, "max_len": 400, "time_buckets": 32}
+SMALL = {"device_bytes": 8 << 20, "host_bytes": 8 << 20, "calibrate_seconds": 0.1, "trigger": {"enabled": False}}
+
+
+def test_sessions_are_cut_at_users_and_long_gaps():
+    users = np.array([2, 1, 1, 1, 2] + [3] * (PAGE + 1))
+    times = np.array([50.0, 0.0, 10.0, 5000.0, 60.0, *np.arange(PAGE + 1) * 10.0 + 100])
+    found = sessions_of(users, times)
+    assert [(s.user, s.start, s.pages) for s in found] == [
+        (1, 0.0, (0.0,)),
+        (2, 50.0, (0.0,)),
+        (3, 100.0, (0.0, PAGE * 10.0)),
+        (1, 5000.0, (0.0,)),
+    ]
+
+
+def test_replay_keeps_rate_and_order_of_pages():
+    requests = replay(synthetic_sessions(), rate=40.0, seconds=30.0, seed=3)
+    assert 0.6 < len(requests) / 1200 < 1.4
+    seen: dict[int, int] = {}
+    for request in requests:
+        assert 0 <= request.at < 30 and request.page > seen.get(request.user, -1)
+        seen[request.user] = request.page
+    timed = poisson(requests, 40.0)
+    assert [r.user for r in timed] == [r.user for r in requests]
+    assert 0.8 < timed[-1].at / (len(timed) / 40.0) < 1.2
+
+
+def test_histories_grow_and_are_the_same_everywhere():
+    one, two = (Histories(100, 1 << 40, 50, ("click",), 400) for _ in range(2))
+    first, later = one.of(7, 0), two.of(7, 3)
+    assert len(later) == len(first) + 3 * PAGE
+    assert np.array_equal(later.items[: len(first)], first.items)
+    assert np.array_equal(one.candidates(7, 3, 5), two.candidates(7, 3, 5))
+
+
+def test_misses_count_for_the_percentile():
+    outcome = Outcome(10.0, latencies=[0.01] * 99 + [float("inf")])
+    assert outcome.percentile(0.99) == 10.0 and outcome.goodput(0.08) == 0.99
+    assert serving.holds(outcome)
+    outcome.latencies[0] = float("inf")
+    assert not serving.holds(outcome)
+
+
+def test_a_small_run_against_two_processes(tmp_path):
+    bundle = tmp_path / "bundle"
+    random_bundle(bundle, MODEL, num_items=50)
+    requests = poisson(replay(synthetic_sessions(200), 20.0, 6.0), 20.0)[:30]
+
+    async def scenario():
+        async with Fleet(2, bundle, 10, 1 << 40, 50) as fleet:
+            measured = await fleet.configure(SMALL, 200, expander=True)
+            assert measured["inline_ms"] > 0
+            cascade = Cascade(fleet, stages=0.02, slo=20.0, affinity=True, outcome=Outcome(20.0))
+            own = await open_loop(cascade, requests)
+            stats, difference = await fleet.stats(), await fleet.score_diff()
+            judged = Cascade(fleet, stages=0.02, slo=20.0, affinity=True, outcome=Outcome(20.0))
+            if loadgen_at_hand():
+                await loadgen_server(judged, requests, 20.0, 0.5, tmp_path)
+            return own, stats, difference, judged.outcome
+
+    own, stats, difference, theirs = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert len(own.latencies) == 30 and not own.errors
+    assert sum(own.hits.values()) == 30 and own.hits["inline"] < 30
+    assert stats["preinfer_admitted"] > 0
+    assert difference == 0.0
+    if loadgen_at_hand():
+        assert theirs.verdict in ("VALID", "INVALID") and theirs.latencies
+
+
+def test_the_curves_are_drawn(tmp_path):
+    rows = [
+        {"variant": v, "rate": r, "length": n, "p99_ms": p}
+        for v, r, n, p in [("relay", 5.0, 100, 20.0), ("without", 5.0, 100, float("inf")), ("relay", 5.0, 200, 30.0)]
+    ]
+    draw(rows, tmp_path / "curves.png", 0.08)
+    assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
