@@ -3,6 +3,7 @@
 `mfu` counts causal pairs: sum of n(n+1) · heads · (dqk + dv), three times for training. Recomputing and padding earn nothing.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,13 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
 
 
 def _peer_rows(sequences: int, repeats: int) -> list[harness.Row]:
-    """The batch of the 4x64 row, ours and the peers in turns. Padded, 128 sequences need about 12 GB."""
+    """The batch of the 4x64 row, ours and the peers in turns.
+
+    Padded, 128 sequences need about 17 GB, kept from round to round, so that the peer is not charged for mapping it anew.
+    """
     check_agreement(Problem(8, 4, 64))
+    keep_freed_memory(-1)  # give nothing back
+    print(f"the peers: {sequences} sequences, {repeats} rounds after one that maps their memory", file=sys.stderr)
     problem = Problem(sequences, 4, 64)
     variants = {"ours": problem.ours(True), "loop": loop(problem), "padded": padded(problem)}
     samples = harness.interleave(variants, repeats=repeats)
