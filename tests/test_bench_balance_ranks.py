@@ -49,7 +49,7 @@ def test_real_ranks_agree_and_report():
 
 
 def test_a_rank_that_fails_is_reported():
-    with pytest.raises(RuntimeError, match=r"rank \d of the balance benchmark failed"):
+    with pytest.raises(RuntimeError, match=r"rank \d of slipstream.bench.balance_ranks failed"):
         launch(Setting(cap=24, dim=15, heads=2, seconds_allowed=60))
 
 

@@ -13,7 +13,6 @@ repeats.
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.bench.local_ranks import run_ranks
 from slipstream.bench.step_samples import batch_of, take_users
 from slipstream.data.balance import Balance, Cost, assign, imbalance, share_batch
 from slipstream.data.batch import JaggedBatch
@@ -179,30 +179,10 @@ def child(rank: int, meeting: str, setting: Setting) -> None:
 
 
 def launch(setting: Setting) -> dict[str, Any]:
-    """Start the ranks, wait for them within the time allowed, never leave one behind."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as scratch:
-        command = [sys.executable, "-m", "slipstream.bench.balance_ranks"]
+    """What the ranks measured."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-balance-") as scratch:
         told = [str(Path(scratch) / "meeting"), json.dumps(asdict(setting))]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), *told], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for rank in range(WORLD)
-        ]
-        deadline = time.monotonic() + setting.seconds_allowed
-        try:
-            spoken = [rank.communicate(timeout=max(1.0, deadline - time.monotonic())) for rank in ranks]
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-                    rank.wait()
-    for number, (rank, (_, complaint)) in enumerate(zip(ranks, spoken, strict=True)):
-        if rank.returncode != 0:
-            raise RuntimeError(f"rank {number} of the balance benchmark failed: {complaint.strip()[-2000:]}")
-    return json.loads(spoken[0][0].strip().splitlines()[-1])
+        return run_ranks("slipstream.bench.balance_ranks", told, world=WORLD, seconds_allowed=setting.seconds_allowed)
 
 
 def figures(name: str, ranks: list[list[dict[str, Any]]], steps: int) -> dict[str, Any]:

@@ -9,50 +9,24 @@ formula: per rank 8 bytes per key and twice dim x 4 bytes per row for what cross
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.exchange_ranks import Setting
 from slipstream.bench.harness import Row, finish, median, spread
+from slipstream.bench.local_ranks import run_ranks
 from slipstream.errors import SlipstreamError
 
 QUICK = Setting(rows=100_000, tokens=4_000, repeats=5)
 
 
 def launch(setting: Setting, world: int, work: str) -> list[dict[str, Any]]:
-    """The figures of all ranks; every process ends within the time allowed."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
+    """The figures of all ranks."""
     with tempfile.TemporaryDirectory(prefix="slipstream-exchange-") as scratch:
         told = [str(world), str(Path(scratch) / "meeting"), json.dumps(asdict(setting)), work]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "slipstream.bench.exchange_ranks", str(rank), *told],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(world)
-        ]
-        deadline = time.monotonic() + setting.seconds_allowed
-        try:
-            spoken = [rank.communicate(timeout=max(1.0, deadline - time.monotonic())) for rank in ranks]
-        finally:
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-                    rank.wait()
-    for number, (process, (_, complaint)) in enumerate(zip(ranks, spoken, strict=True)):
-        if process.returncode != 0:
-            raise RuntimeError(f"rank {number} of the exchange benchmark failed: {complaint.strip()[-2000:]}")
-    return json.loads(spoken[0][0].strip().splitlines()[-1])["ranks"]
+        return run_ranks("slipstream.bench.exchange_ranks", told, world=world, seconds_allowed=setting.seconds_allowed)["ranks"]
 
 
 def peer_rows(ranks: list[dict[str, Any]]) -> tuple[list[Row], dict[str, float]]:

@@ -1,5 +1,6 @@
 """The one batch type: jagged, int64 ids, nothing padded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -42,7 +43,9 @@ class JaggedBatch:
     @property
     def token_ids_T(self) -> torch.Tensor:
         """A name for each token that survives re-batching: (user, place in the log). Counter-based randomness hangs on it."""
-        places_T = torch.arange(self.num_tokens) - self.offsets_B1[:-1].repeat_interleave(self.lengths_B)
+        places_T = torch.arange(self.num_tokens, device=self.offsets_B1.device) - self.offsets_B1[:-1].repeat_interleave(
+            self.lengths_B
+        )
         places_T = places_T + self.first_positions_B.repeat_interleave(self.lengths_B)
         return self.sample_ids_B.repeat_interleave(self.lengths_B) * (1 << 24) + places_T
 
@@ -61,10 +64,14 @@ class JaggedBatch:
             **{name: getattr(self, name)[source_T] for name in by_token},
         )
 
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "JaggedBatch":
+        """The same batch with every tensor moved."""
+
+        def all_of(value: Any) -> Any:
+            return {name: move(part) for name, part in value.items()} if isinstance(value, dict) else move(value)
+
+        return replace(self, **{each.name: all_of(getattr(self, each.name)) for each in fields(self)})
+
     def to(self, device: torch.device | str) -> "JaggedBatch":
         """The same batch on another device."""
-
-        def move(value: Any) -> Any:
-            return {k: v.to(device) for k, v in value.items()} if isinstance(value, dict) else value.to(device)
-
-        return replace(self, **{f.name: move(getattr(self, f.name)) for f in fields(self)})
+        return self.moved(lambda tensor: tensor.to(device))

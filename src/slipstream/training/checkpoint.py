@@ -69,6 +69,7 @@ def save_checkpoint(
     if optimizer is not None:
         tensors |= {f"optimizer/{name}": value for name, value in optimizer_tensors(optimizer, recommender.model).items()}
         tensors["random/torch"] = torch.get_rng_state()
+    tensors = {name: value.cpu() for name, value in tensors.items()}
     scalars = {"format": FORMAT, "step": step, "network": network_digest(recommender.recipe), **state}
     target = checkpoint_path(directory, step, kind)
     with one_directory(target, ranks) as temporary:

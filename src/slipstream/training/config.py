@@ -129,6 +129,11 @@ class TrainConfig(Section):
         "auto", description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one replica over all ranks"
     )
     rank_timeout: Positive = Field(300.0, description="seconds a rank may keep the others waiting before the job ends")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|[a-z]+(:\d{1,3})?)$")] = Field(
+        "cpu",
+        description="where the dense part computes: cpu, cuda, npu, or auto (an accelerator where there is one); "
+        "tables stay in host memory",
+    )
     schedule: Literal["synchronous", "dual_buffer", "frozen_window", "nested", "semi_async"] = Field(
         "synchronous",
         description="how lookups, exchange and compute are laid over time; all but semi_async (rows one step old) train the same",

@@ -52,6 +52,10 @@ def load_optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module, saved
     """Put saved state back, exactly."""
     optimizer.state.clear()
     for name, parameter in model.named_parameters():
-        state = {key.rpartition("/")[2]: value.clone() for key, value in saved.items() if key.rpartition("/")[0] == name}
+        state = {
+            key.rpartition("/")[2]: value.to(parameter.device, copy=True)
+            for key, value in saved.items()
+            if key.rpartition("/")[0] == name
+        }
         if state:
             optimizer.state[parameter] = state

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from slipstream.errors import SlipstreamError
 from slipstream.tables.lanes import Lane
+from slipstream.training.device import HOST, group_backend
 from slipstream.training.watch import Watch
 
 T = TypeVar("T")
@@ -74,8 +75,8 @@ class Ranks:
         if self.everybody is None:
             return
         parameters = list(model.parameters())
-        dtype = parameters[0].dtype
-        used_P = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=dtype)
+        like = parameters[0]
+        used_P = torch.tensor([p.grad is not None for p in parameters], dtype=like.dtype, device=like.device)
         parts = [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters]
         flat = self.everybody.sum_(torch.cat([used_P, *parts]))
         pieces = flat[len(parameters) :].split([p.numel() for p in parameters])
@@ -151,7 +152,7 @@ def arrange(mesh: str, timeout: timedelta) -> Ranks:
 
 
 @contextlib.contextmanager
-def joined(mesh: str, timeout_seconds: float) -> Iterator[Ranks]:
+def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> Iterator[Ranks]:
     """The ranks torchrun started, or this process alone. A rank that gets lost becomes an error that names it on all others."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 and not dist.is_initialized():
@@ -167,7 +168,8 @@ def joined(mesh: str, timeout_seconds: float) -> Iterator[Ranks]:
     store.set_timeout(timeout)
     # A restarted job may meet in the store of the one before: what that one left there must not be read.
     store = dist.PrefixStore(f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store)
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=world, timeout=timeout)
+    backend, meeting = group_backend(device), dist.PrefixStore("group", store)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=timeout)
     watch = Watch(store, rank, world)
     try:
         yield arrange(mesh, timeout)

@@ -4,7 +4,7 @@ Every number it draws has a name: dropout and negatives hang on (seed, step, tok
 Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queries_SD`, `catalogue_ND`, `predict_SA`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
 from slipstream.tables.collection import Lookups, TableCollection
-from slipstream.tables.exchange import Exchange
+from slipstream.tables.exchange import Exchange, Lookup
 from slipstream.tables.factory import make_tier
 from slipstream.tables.lanes import Lane
 from slipstream.tables.replicas import AveragedWeights, Replicas, SummedGradients, rescaled_for_averaging
@@ -25,6 +25,7 @@ from slipstream.tables.rules import make_rule
 from slipstream.tables.slices import Placement
 from slipstream.tables.tier import Tier
 from slipstream.training.config import Recipe
+from slipstream.training.device import HOST, Carrier
 from slipstream.training.features import ITEM, Features, labels_TA
 from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
 from slipstream.training.negatives import PopularityNegatives, UniformNegatives, training_counts
@@ -53,6 +54,20 @@ class Gathered:
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
 
+    def carried_by(self, carrier: Carrier) -> "Gathered":
+        """The same on the carrier's device; gradients still arrive at the rows of `lookups` as they were."""
+        lookups = {
+            name: Lookup(lookup.unique_U, carrier.move(lookup.rows_UD), [carrier.move(places) for places in lookup.inverses])
+            for name, lookup in self.lookups.items()
+        }
+        return replace(
+            self,
+            batch=self.batch.moved(carrier.move),
+            lookups=Lookups(lookups, self.lookups.route),
+            supervised_S=carrier.move(self.supervised_S),
+            negatives=None if self.negatives is None else carrier.move(self.negatives),
+        )
+
 
 class Recommender:
     """Model, tables and features of one recipe."""
@@ -65,8 +80,10 @@ class Recommender:
         dtype: torch.dtype = torch.float32,
         negatives: UniformNegatives | None = None,
         ranks: Ranks = ALONE,
+        device: torch.device = HOST,
     ) -> None:
         self.recipe, self.features, self.dtype = recipe, features, dtype
+        self.carrier = Carrier(device)
         self.negatives = negatives or UniformNegatives(features.num_items)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
@@ -76,18 +93,26 @@ class Recommender:
                 tasks=tuple(recipe.tasks),
                 user_features=recipe.user_features,
                 item_features=recipe.item_features,
-            ).to(dtype)
+            ).to(dtype=dtype)
+        self.model.to(device)
         self.tables = build_tables(recipe, features, dtype, ranks)
 
     @classmethod
-    def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE) -> "Recommender":
+    def build(
+        cls,
+        recipe: Recipe,
+        store: SequenceStore,
+        dtype: torch.dtype = torch.float32,
+        ranks: Ranks = ALONE,
+        device: torch.device = HOST,
+    ) -> "Recommender":
         """A new recommender for the items, features and popularity of a store."""
         negatives = None
         if recipe.loss.sampling == "popularity":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
             counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
             negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
-        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks)
+        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks, device=device)
 
     def gather(self, batch: JaggedBatch, step: int) -> Gathered:
         """Look up every row a training step needs."""
@@ -112,9 +137,13 @@ class Recommender:
 
     def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
         """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
-        gathered = gathered or self.gather(batch, step)
+        gathered = self.on_device(gathered or self.gather(batch, step))
         loss_S = self._ranking_loss(gathered) if self.recipe.task == "ranking" else self._retrieval_loss(gathered)
         return loss_S.sum(), gathered.supervised_S.numel()
+
+    def on_device(self, gathered: Gathered) -> Gathered:
+        """A gathered batch where the model is; one that is there already is left alone."""
+        return gathered if gathered.supervised_S.device == self.carrier.device else gathered.carried_by(self.carrier)
 
     def forward(self, gathered: Gathered, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
         """The model over a gathered batch: hidden_TD for retrieval, logits_TA for ranking."""
@@ -137,7 +166,7 @@ class Recommender:
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor:
         """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no dropout."""
         gathered = self._gather_inputs(batch)
-        return self._directions(self.forward(gathered)[gathered.supervised_S])
+        return self._directions(self.forward(gathered)[gathered.supervised_S]).cpu()
 
     @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
@@ -148,11 +177,12 @@ class Recommender:
     def predict_SA(self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
         """Ranking: the probability of each action at each supervised token; no dropout."""
         gathered = self._gather_inputs(batch)
-        return self.forward(gathered, num_candidates_B)[gathered.supervised_S].sigmoid()
+        candidates_B = None if num_candidates_B is None else self.carrier.move(num_candidates_B)
+        return self.forward(gathered, candidates_B)[gathered.supervised_S].sigmoid().cpu()
 
     def _gather_inputs(self, batch: JaggedBatch) -> Gathered:
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
-        return Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1))
+        return self.on_device(Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1)))
 
     def _draw_negatives(self, token_ids_S: torch.Tensor, step: int) -> torch.Tensor | None:
         """Items this step's tokens compete with: [S, R] per token, [R] shared, None for the whole catalogue."""
@@ -172,7 +202,7 @@ class Recommender:
         hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
         target_log_q, negative_log_q = None, None
         if config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None:
-            log_q_N = self.negatives.log_q_N.to(self.dtype)
+            log_q_N = self.negatives.log_q_N.to(self.carrier.device, self.dtype)
             target_log_q, negative_log_q = log_q_N[batch.next_items_T[gathered.supervised_S]], log_q_N[gathered.negatives]
         question = Question(
             hidden_SD=self._directions(hidden_SD),
@@ -187,7 +217,7 @@ class Recommender:
 
     def _ranking_loss(self, gathered: Gathered) -> torch.Tensor:
         supervised_S = gathered.supervised_S
-        weights_A = torch.tensor([task.weight for task in self.recipe.tasks.values()], dtype=self.dtype)
+        weights_A = torch.tensor([task.weight for task in self.recipe.tasks.values()], dtype=self.dtype, device=self.carrier.device)
         labels_SA = labels_TA(self.recipe, gathered.batch, self.dtype)[supervised_S]
         return ranking_loss(self.forward(gathered)[supervised_S], labels_SA, weights_A)
 

@@ -35,6 +35,7 @@ from slipstream.ops import native
 from slipstream.ops.memory import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
 from slipstream.training.config import Recipe, trained_digest
+from slipstream.training.device import find_device
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
@@ -84,12 +85,17 @@ def train(
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
+    device = find_device(recipe.train.device)
     # Signals outermost: while a lost rank is being named, torchrun already tells the others to stop.
-    with stop_signals() as stop, joined(recipe.train.mesh, recipe.train.rank_timeout) as ranks, contextlib.ExitStack() as held:
+    with (
+        stop_signals() as stop,
+        joined(recipe.train.mesh, recipe.train.rank_timeout, device) as ranks,
+        contextlib.ExitStack() as held,
+    ):
         judging = evaluate
         if judging is None and recipe.train.evaluate_every:
             judging = functools.partial(default_evaluate, ranks=ranks)
-        return _train(recipe, store, Path(run_dir), judging, ranks, stop, held, quiet=quiet, dtype=dtype)
+        return _train(recipe, store, Path(run_dir), judging, ranks, stop, held, quiet=quiet, dtype=dtype, device=device)
 
 
 def _train(
@@ -103,6 +109,7 @@ def _train(
     *,
     quiet: bool,
     dtype: torch.dtype,
+    device: torch.device,
 ) -> RunResult:
     """One rank's session: rank 0 opens the directory for all, everybody loads its part, and the loop begins."""
 
@@ -114,7 +121,7 @@ def _train(
         return {"earlier": open_directory(directory, recipe, store), "newest": None if newest is None else newest.name}
 
     opened = ranks.first_does(open_for_all)
-    recommender = Recommender.build(recipe, store, dtype, ranks)
+    recommender = Recommender.build(recipe, store, dtype, ranks, device)
     held.callback(recommender.tables.close)
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
