@@ -27,7 +27,7 @@ from slipstream.pipeline.refusals import refuse
 from slipstream.pipeline.schedule import Lane, Schedule
 from slipstream.pipeline.trace import Trace
 from slipstream.pipeline.work import Micro, Work
-from slipstream.tables.exchange import Lookups, Route
+from slipstream.tables.exchange import Lookups, Route, distinct
 from slipstream.tables.tier import Tier
 
 
@@ -177,11 +177,12 @@ class Pipeline:
             self._engine.end(step)
             return
         now.routes = [self.peers.keys.route(each.keys) for each in now.micros]
+        now.own_places = [{} for _ in now.routes]
         for name in now.routes[0].owned:
-            owned = [route.owned[name] for route in now.routes]
-            now.own[name] = owned[0] if len(owned) == 1 else torch.unique(torch.cat(owned))
+            now.own[name], places = distinct([route.owned[name] for route in now.routes], None)
+            for micro_places, places_O in zip(now.own_places, places, strict=True):
+                micro_places[name] = places_O
         now.keys = self.peers.union(now.own)
-        now.own_places = [_places(route, now.own) for route in now.routes]
         now.places = now.own_places if self.peers.replicas == 1 else [_places(route, now.keys) for route in now.routes]
 
     def _retrieve(self, step: int, micro: int) -> None:
