@@ -95,7 +95,7 @@ def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) ->
 
 
 def calibrate(base: Setting, link: Namespaces | None, shares: tuple[float, float], free: dict[str, float]) -> Setting:
-    """The setting whose synchronous step has the wanted shares: rates from the free step, corrected once by steps at these rates."""
+    """The setting whose synchronous step has the wanted shares: rates from the free step, corrected once by a trial."""
     link_rate, read_rate = limits(free, *shares)
     for corrected in (False, True):
         if link is not None:
