@@ -59,6 +59,8 @@ class SmallWork:
 
     problem: Problem
     mixes_samples: str | None = None
+    has_device: bool = False
+    carried: int = 0
     fails: tuple[str, int] | None = None  # (method, step) that raises
     taken: int = 0
     matrix: torch.nn.Parameter = field(init=False)
@@ -87,6 +89,10 @@ class SmallWork:
             keys = {"item": [content["items"]], "user": [content["users"]]}
             parts.append(Micro(keys, count, content if count else None))
         return parts
+
+    def carry(self, micro: Micro, lookups: Any) -> Micro:
+        self.carried += 1
+        return micro
 
     def loss(self, micro: Micro, step: int, lookups: Any) -> torch.Tensor:
         if self.fails == ("loss", step):

@@ -46,6 +46,16 @@ def test_cutting_changes_nothing_but_rounding():
     assert 0 < max(differences(cut, whole).values()) < 1e-9
 
 
+@pytest.mark.parametrize(("name", "micro_batches"), (("synchronous", 1), ("nested", 4)))
+def test_a_lane_to_a_device_changes_nothing(name, micro_batches):
+    problem, tables = Problem(steps=40), make_tables(Problem(steps=40), RULES["adam"])
+    work = SmallWork(problem, has_device=True)
+    with Pipeline(make_schedule(name, micro_batches=micro_batches), work, tables, Peers(Exchange(tables))) as pipeline:
+        assert len(list(pipeline.steps())) == problem.steps
+    assert work.carried == problem.steps * micro_batches
+    assert not differences(outcome(work, tables), plain_outcome(problem, RULES["adam"], micro_batches))
+
+
 def test_the_comparison_can_fail():
     assert differences(plain_outcome(Problem(steps=39), RULES["adam"]), plain_outcome(Problem(steps=40), RULES["adam"]))
 

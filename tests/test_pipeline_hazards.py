@@ -11,7 +11,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.pipeline import engine, hazards
 from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.hazards import Sources, Task, copied_from, problems, sources
-from slipstream.pipeline.schedule import NESTED, SCHEDULES, SEMI_ASYNC, SIX_STAGE, After, Lane, make_schedule
+from slipstream.pipeline.schedule import NESTED, SCHEDULES, SEMI_ASYNC, SIX_STAGE, After, Lane, make_schedule, with_device
 from test_pipeline_exact import pipelined
 
 SHORT = Problem(steps=12, samples=4, length=3)
@@ -38,6 +38,7 @@ UNORDERED = without(on_lane(NESTED, "write", Lane.LOADER), "retrieve", "write")
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
 def test_shipped_schedules_keep_their_promise(schedule):
     assert not problems(schedule)
+    assert not problems(with_device(schedule))
 
 
 @pytest.mark.parametrize("ahead", (1, 2, 3))

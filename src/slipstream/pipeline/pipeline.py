@@ -24,7 +24,7 @@ from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.engine import Action, Delay, Engine
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.refusals import refuse
-from slipstream.pipeline.schedule import Lane, Schedule, make_schedule
+from slipstream.pipeline.schedule import Lane, Schedule, make_schedule, with_device
 from slipstream.pipeline.trace import Trace
 from slipstream.pipeline.work import Micro, Work
 from slipstream.tables.exchange import Lookups, Route, distinct
@@ -105,6 +105,8 @@ class Pipeline:
 
     def _start(self, schedule: Schedule) -> Engine:
         """An engine for the steps from here on."""
+        if self.work.has_device and "carry" not in schedule:
+            schedule = with_device(schedule)
         self.schedule, self._base = schedule, self._newest + 1
         actions: dict[str, Action] = {stage.name: getattr(self, f"_{stage.name}") for stage in schedule.stages}
         options: dict[str, Any] = {"trace": self.trace, "delay": self._delay, "give_up": self.peers.give_up}
@@ -248,6 +250,11 @@ class Pipeline:
         now = self._steps[step]
         rows = {name: now.buffers[name].lend(places_O) for name, places_O in now.places[micro].items()}
         now.lookups[micro] = self.peers.rows.answer(now.routes[micro], rows)
+
+    def _carry(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        if now.micros[micro].content is not None:
+            now.micros[micro] = self.work.carry(now.micros[micro], now.lookups[micro])
 
     def _compute(self, step: int, micro: int) -> None:
         now = self._steps[step]

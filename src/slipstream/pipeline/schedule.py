@@ -8,6 +8,7 @@ A step's stages, in the order data passes them:
     retrieve     the owners' rows with their optimiser state, out of the tables into the step's prefetch buffer
     synchronise  rows an earlier step has just moved, copied over from its buffer, so that the buffer is current
     answer       a micro-batch's rows to those who asked
+    carry        (with an accelerator only) a micro-batch and its rows to the device, by a stream of their own
     compute      forward and backward of a micro-batch
     collect      a micro-batch's row gradients back to the owners (and summed over replicas)
     reduce       dense gradients summed over all ranks
@@ -37,6 +38,7 @@ class Lane(StrEnum):
     BUFFER = "buffer"  # copies between buffers
     ROWS = "rows"  # the exchange of rows
     GRADIENTS = "gradients"  # the exchange of gradients
+    DEVICE = "device"  # host to device
     COMPUTE = "compute"  # the caller's own thread
     HOST = "host"  # keys again, once they have arrived
 
@@ -49,6 +51,7 @@ KINDS = {
     Lane.BUFFER: "lookup",
     Lane.ROWS: "comm",
     Lane.GRADIENTS: "comm",
+    Lane.DEVICE: "input",
     Lane.COMPUTE: "compute",
 }
 PACE = "update"  # the stage that ends a step
@@ -163,6 +166,18 @@ SEMI_ASYNC = Schedule("semi_async", _stages(load=4, route=3, retrieve=2, lend=1)
 SIX_STAGE = Schedule("six_stage", _stages(load=4, route=3, place=2, retrieve=1, lend=1), staleness=1)
 SCHEDULES = {each.name: each for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)}
 STALE = tuple(name for name, schedule in SCHEDULES.items() if schedule.staleness)
+
+
+def with_device(schedule: Schedule) -> Schedule:
+    """The same schedule with a host-to-device lane between the rows' arrival and compute; it promises what it promised."""
+    carry = Stage("carry", Lane.DEVICE, (After("answer", micro=0),), ahead=schedule["answer"].ahead, each=True)
+    stages: list[Stage] = []
+    for stage in schedule.stages:
+        if stage.name == "compute":
+            stages += [carry, replace(stage, after=(*stage.after, After("carry", micro=0)))]
+        else:
+            stages.append(stage)
+    return replace(schedule, stages=tuple(stages))
 
 
 def make_schedule(

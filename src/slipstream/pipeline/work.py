@@ -40,6 +40,15 @@ class Work(Protocol):
         """Loader lane: exactly `micro_batches` parts, some perhaps without samples; all of them when there is no batch."""
         ...
 
+    @property
+    def has_device(self) -> bool:
+        """Whether compute happens elsewhere than in host memory; only then is `carry` called."""
+        ...
+
+    def carry(self, micro: Micro, lookups: Lookups) -> Micro:
+        """Device lane: the micro-batch with its content and rows on the device, as `loss` will be given it."""
+        ...
+
     def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
         """Compute lane: the loss summed (never averaged) over the supervised tokens."""
         ...

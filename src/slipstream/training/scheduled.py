@@ -26,12 +26,13 @@ from slipstream.tables.lanes import Lane
 from slipstream.tables.slices import Placement
 from slipstream.training.checkpoint import checkpoint_path, read_tensors
 from slipstream.training.config import Recipe
+from slipstream.training.device import HOST, Carried
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Stepped, Steps, total_steps
 from slipstream.training.losses import RETRIEVAL_LOSSES
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
-from slipstream.training.recommender import Recommender, Wanted
+from slipstream.training.recommender import Gathered, Recommender, Wanted
 
 if TYPE_CHECKING:
     from slipstream.training.recorder import Recorder
@@ -83,10 +84,24 @@ class RecommenderWork:
         wanted = self.recommender.wants(batch, step)
         return Micro(wanted.keys, wanted.supervised_S.numel(), (batch, wanted) if batch.num_users else None)
 
+    @property
+    def has_device(self) -> bool:
+        return self.recommender.carrier.device != HOST
+
+    def carry(self, micro: Micro, lookups: Lookups) -> Micro:
+        carrier = self.recommender.carrier
+        with carrier.ahead_of_compute():
+            return replace(micro, content=carrier.mark(self._gathered(micro, lookups).carried_by(carrier)))
+
     def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
+        carried = isinstance(micro.content, Carried)
+        gathered = self.recommender.carrier.receive(micro.content) if carried else self._gathered(micro, lookups)
+        return self.recommender.loss_sum(gathered.batch, step, gathered)[0]
+
+    def _gathered(self, micro: Micro, lookups: Lookups) -> Gathered:
         batch, wanted = micro.content
         assert isinstance(batch, JaggedBatch) and isinstance(wanted, Wanted)
-        return self.recommender.loss_sum(batch, step, self.recommender.gathered(batch, wanted, lookups))[0]
+        return self.recommender.gathered(batch, wanted, lookups)
 
     def sum_dense(self, everybody: Lane | None) -> None:
         replace(self.ranks, everybody=everybody).sum_gradients_(self.recommender.model)
