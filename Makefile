@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check bench peers clean
+.PHONY: setup demo test check bench peers ray clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ bench: $(STAMP)
 peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 \
 		tensordict pyre-extensions typing-inspect mypy-extensions lightning-utilities packaging tqdm cloudpickle pyvers
+
+# Ray Serve, for the extra of the same name.
+ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "ray[serve]>=2.49"
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
