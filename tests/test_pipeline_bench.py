@@ -23,6 +23,7 @@ def test_rates_stretch_a_free_step_to_the_wanted_shares():
         "sent_bytes": 1e6,
         "reads": 500.0,
     }
+    assert 1e6 / pipeline.limits(free, None, 0.2)[0] + 0.01 == pytest.approx(0.2 * 0.32 / 0.8)
     link_rate, read_rate = pipeline.limits(free, 0.5, 0.2)
     assert 1e6 / link_rate + 0.01 == pytest.approx(0.2) and 500 / read_rate + 0.02 == pytest.approx(0.5)
 
@@ -37,6 +38,7 @@ def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     assert {row["link"] for row in result["rows"] if "link" in row} == {"emulated", "loopback"}
     paper = [row for row in result["rows"] if row["variant"].startswith(pipeline.PAPER)]
     assert len(paper) == len({*pipeline.PAIR, *pipeline.PARTS}) and all(row["step_ms"] > 0 for row in paper)
+    assert {"compute_utilisation", "semi_async_exposed"} <= result["claims"].keys()
 
 
 def test_an_emulated_link_takes_its_time():

@@ -12,7 +12,7 @@ MAY_KNOW = {
     "ops": set(),
     "models": {"ops"},
     "tables": {"ops"},
-    "pipeline": {"tables"},
+    "pipeline": {"ops", "tables"},
     "training": {"data", "ops", "models", "tables", "pipeline"},
     "serving": {"models", "ops"},
     "simulate": {"pipeline", "serving"},

@@ -15,20 +15,36 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.harness import Row, finish, median
+from slipstream.bench.harness import Row, finish, median, note
 from slipstream.bench.pipeline_clusters import cluster_rows
 from slipstream.bench.pipeline_link import Namespaces, can_make_namespaces, two_namespaces
 from slipstream.bench.pipeline_rank import WORLD, Setting
 
-PAIR = (("synchronous", 1), ("nested", 8))
-PARTS = (("synchronous", 1), ("dual_buffer", 1), ("frozen_window", 8), ("semi_async", 1))
-PAPER = "NestPipe at 1,536 workers"
-# Shares of lookup and communication in the synchronous step.
-SWEEP = {PAPER: (0.496, 0.205), "NestPipe at 128 workers": (0.244, 0.092), "TurboGR's ratio, no lookup": (0.02, 0.25)}
+Variants = tuple[tuple[str, int], ...]
+PAIR: Variants = (("synchronous", 1), ("nested", 8))
+PARTS: Variants = (("synchronous", 1), ("dual_buffer", 1), ("frozen_window", 8), ("semi_async", 1))
+STALE: Variants = (("synchronous", 1), ("semi_async", 1), ("six_stage", 1))
+PAPER, TURBO = "NestPipe at 1,536 workers", "TurboGR's ratio"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Shares of lookup and communication in the synchronous step, and the variants that take turns there, group by group."""
+
+    lookup: float | None  # None: tables in memory, as TurboGR's are
+    comm: float
+    groups: tuple[Variants, ...]
+
+
+SWEEP = {
+    PAPER: Point(0.496, 0.205, (PAIR, PARTS)),
+    "NestPipe at 128 workers": Point(0.244, 0.092, (PAIR,)),
+    TURBO: Point(None, 0.25, (STALE, PAIR)),
+}
 
 
 def launch(setting: Setting, wanted: str, link: Namespaces | None) -> dict[str, Any]:
@@ -64,9 +80,12 @@ def medians(samples: list[dict[str, float]]) -> dict[str, float]:
     return {name: median([one[name] for one in samples]) for name in samples[0]}
 
 
-def limits(free: dict[str, float], lookup_share: float, comm_share: float) -> tuple[float, float]:
+def limits(free: dict[str, float], lookup_share: float | None, comm_share: float) -> tuple[float, float | None]:
     """(link bytes per second, rows read per second) that stretch a free step to the wanted shares."""
     compute = free["step_seconds"] * free["compute_utilisation"]
+    if lookup_share is None:
+        step = (compute + free["lookup_seconds"]) / (1 - comm_share)
+        return free["sent_bytes"] / max(comm_share * step - free["comm_seconds"], 1e-4), None
     step = compute / (1 - lookup_share - comm_share)
     comm = max(comm_share * step - free["comm_seconds"], 1e-4)
     lookup = max(lookup_share * step - free["lookup_seconds"], 1e-4)
@@ -82,11 +101,11 @@ def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) ->
         row: Row = {"variant": f"{title}: {variant}", "step_ms": 1e3 * one["step_seconds"]}
         row["speedup"] = plain["step_seconds"] / one["step_seconds"]
         row["lookup"] = one["exposed_lookup"]
-        row["comm"] = one["exposed_comm"]
+        row["comm"], row["sparse_comm"] = one["exposed_comm"], one["exposed_sparse_comm"]
         # Against what the synchronous step communicates: a cut sends more, which must not flatter the share.
         row["comm_share"] = one["exposed_comm"] * one["step_seconds"] / max(plain["comm_seconds"], 1e-9)
         row["compute"] = one["compute_utilisation"]
-        row["reads"], row["sent_mb"] = one["reads"], one["sent_bytes"] / 1e6
+        row["cpu_ms"], row["reads"], row["sent_mb"] = 1e3 * one["cpu_seconds"], one["reads"], one["sent_bytes"] / 1e6
         row["diff_same_cut"] = differences.get(f"{variant} same_cut", float("nan"))
         row["diff_whole"] = differences.get(f"{variant} whole", float("nan"))
         row["samples"] = samples
@@ -94,74 +113,76 @@ def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) ->
     return rows
 
 
-def calibrate(base: Setting, link: Namespaces | None, shares: tuple[float, float], free: dict[str, float]) -> Setting:
+def calibrate(base: Setting, link: Namespaces | None, point: Point, free: dict[str, float]) -> Setting:
     """The setting whose synchronous step has the wanted shares: rates from the free step, corrected once by a trial."""
-    link_rate, read_rate = limits(free, *shares)
-    for corrected in (False, True):
-        if link is not None:
-            link.set_rate(link_rate)
-        setting = replace(base, read_rate=read_rate, link_rate=link_rate if link is None else None)
-        if corrected:
-            break
-        trial = medians(
-            launch(replace(setting, variants=(("synchronous", 1),), repeats=1), "time", link)["variants"]["synchronous 1"]
-        )
-        step = trial["step_seconds"] * trial["compute_utilisation"] / (1 - sum(shares))
-        for share, kind in zip(shares, ("lookup", "comm"), strict=True):
-            wanted, found, least = share * step, trial[f"{kind}_seconds"], free[f"{kind}_seconds"]
-            factor = min(max((found - least) / max(wanted - least, 1e-3), 0.3), 3.0)
-            if kind == "lookup":
-                read_rate *= factor
-            else:
-                link_rate *= factor
-    return setting
+    link_rate, read_rate = limits(free, point.lookup, point.comm)
+    trial = free_step(replace(base, read_rate=read_rate, repeats=1), link, link_rate)
+    lookup = trial["lookup_seconds"] if point.lookup is None else 0.0
+    step = (trial["step_seconds"] * trial["compute_utilisation"] + lookup) / (1 - (point.lookup or 0.0) - point.comm)
 
+    def correction(share: float, kind: str) -> float:
+        wanted, found, least = share * step, trial[f"{kind}_seconds"], free[f"{kind}_seconds"]
+        return min(max((found - least) / max(wanted - least, 1e-3), 0.3), 3.0)
 
-def free_step(base: Setting, link: Namespaces | None) -> dict[str, float]:
-    """What a synchronous step computes, sends and reads when nothing is slowed down."""
+    link_rate *= correction(point.comm, "comm")
+    if read_rate is not None and point.lookup is not None:
+        read_rate *= correction(point.lookup, "lookup")
     if link is not None:
-        link.set_rate(None)
-    return medians(launch(replace(base, variants=(("synchronous", 1),), repeats=2), "time", link)["variants"]["synchronous 1"])
+        link.set_rate(link_rate)
+    return replace(base, read_rate=read_rate, link_rate=link_rate if link is None else None)
+
+
+def free_step(base: Setting, link: Namespaces | None, link_rate: float | None = None) -> dict[str, float]:
+    """What a synchronous step computes, sends and reads; unless told otherwise, when nothing is slowed down."""
+    if link is not None:
+        link.set_rate(link_rate)
+    setting = replace(base, variants=(("synchronous", 1),), link_rate=link_rate if link is None else None)
+    return medians(launch(setting, "time", link)["variants"]["synchronous 1"])
 
 
 def check(base: Setting, link: Namespaces | None) -> dict[str, Any]:
     """Differences from the synchronous schedule, and the keys of the batches."""
     if link is not None:
         link.set_rate(None)
-    return launch(replace(base, variants=tuple(dict.fromkeys(PAIR + PARTS))), "check inflation", link)
+    return launch(replace(base, variants=tuple(dict.fromkeys(PAIR + PARTS + STALE))), "check inflation", link)
 
 
 def sweep(base: Setting, link: Namespaces | None, quick: bool) -> tuple[list[Row], dict[str, float]]:
     """Every setting with a slow link and a paced disk."""
-    free, checked = free_step(base, link), check(base, link)
+    checked = check(base, link)
+    free = {tier: free_step(replace(base, tier=tier, repeats=2), link) for tier in ("disk", "memory")}
     rows: list[Row] = []
-    for title, shares in SWEEP.items():
-        if quick and title != PAPER:
+    for title, point in SWEEP.items():
+        if quick and title not in (PAPER, TURBO):
             continue
-        setting = calibrate(base, link, shares, free)
-        for variants in (PAIR, PARTS) if title == PAPER else (PAIR,):
+        tier = "memory" if point.lookup is None else "disk"
+        note(f"{title}: setting the rates of link and disk")
+        setting = calibrate(replace(base, tier=tier), link, point, free[tier])
+        for number, variants in enumerate(point.groups):
+            note(f"{title}: {', '.join(name for name, _ in variants)} in turns")
             found = launch(replace(setting, variants=variants), "time", link)
-            new = rows_of(title, found, checked["max_diff"])
-            rows += new if variants == PAIR else new[1:]
+            rows += rows_of(title, found, checked["max_diff"])[1 if number else 0 :]
     return rows, claims_of(rows, checked["max_diff"], checked["inflation"])
 
 
 def claims_of(rows: list[Row], differences: dict[str, float], inflation: dict[str, float]) -> dict[str, float]:
     """The headline figures, by the names of the measures."""
 
-    def at_paper(variant: str) -> Row:
-        return next(row for row in rows if row["variant"] == f"{PAPER}: {variant}")
+    def row_at(title: str, variant: str) -> Row:
+        return next(row for row in rows if row["variant"] == f"{title}: {variant}")
 
-    nested, stale = at_paper("nested 8"), at_paper("semi_async 1")
-    plain = at_paper("synchronous 1")
-    exact = [value for name, value in differences.items() if name.endswith("same_cut") and not name.startswith("semi_async")]
+    nested, plain = row_at(PAPER, "nested 8"), row_at(PAPER, "synchronous 1")
+    stale = tuple(f"{name} " for name, _ in STALE[1:])
+    exact = [value for name, value in differences.items() if name.endswith("same_cut") and not name.startswith(stale)]
     return {
         "nested_speedup": nested["speedup"],
         "nested_speedup_min": min(row["speedup"] for row in rows if row["variant"].endswith("nested 8")),
         "exposed_lookup": nested["lookup"],
         "exposed_comm_share": nested["comm_share"],
-        "compute_utilisation": nested["compute"],
-        "semi_async_exposed": stale["comm"],
+        "nested_utilisation": nested["compute"],
+        "compute_utilisation": row_at(TURBO, "six_stage 1")["compute"],
+        "semi_async_exposed": row_at(TURBO, "semi_async 1")["sparse_comm"],
+        "synchronous_comm_share_turbo": row_at(TURBO, "synchronous 1")["comm"],
         "max_diff": max(exact),
         "max_diff_whole": differences["nested 8 whole"],
         "synchronous_lookup_share": plain["lookup"],

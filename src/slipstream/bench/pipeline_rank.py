@@ -4,11 +4,11 @@ Started by `slipstream.bench.pipeline`, once per setting; prints one JSON object
 items by Zipf's law, a little from everywhere, so that batches overlap. All rows are on the disk before anything is timed.
 """
 
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -146,17 +146,13 @@ class Rank:
         recommender.tables = TableCollection([table], Exchange(tables, self.ranks.shard_group))
         return recommender, make_adamw(recommender.model, recipe.optimizer)
 
-    def source(self, steps: int) -> Iterator[tuple[JaggedBatch, None]]:
-        for step in range(steps):
-            yield self.batches[step % len(self.batches)], None
-
     def run(
         self, schedule: Schedule, trained: tuple[Recommender, Any], steps: int, *, adapt: bool = False
     ) -> tuple[Trace, list[str]]:
-        """So many steps by a schedule."""
+        """So many steps by a schedule, out of endless data: what is done ahead is done for steps that would follow."""
         recommender, optimizer = trained
-        batches = self.source(steps)
-        work = RecommenderWork(recommender, optimizer, lambda: next(batches, None), steps, ranks=self.ranks)
+        batches = itertools.cycle(self.batches)
+        work = RecommenderWork(recommender, optimizer, lambda: (next(batches), None), steps, ranks=self.ranks)
         peers = Peers(recommender.tables.exchange, world=WORLD, timeout=timedelta(seconds=self.setting.seconds_allowed))
         if self.setting.link_rate is not None:
             EmulatedLink(self.setting.link_rate).slow_down(peers)
@@ -165,8 +161,9 @@ class Rank:
         trace = Trace()
         options: dict[str, Any] = {"trace": trace, "adapt": said.append if adapt else None}
         with Pipeline(schedule, work, recommender.tables.tables, peers, **options) as pipeline:
-            for _ in pipeline.steps():
-                pass
+            for done in pipeline.steps():
+                if done.step == steps - 1:
+                    break
         peers.close()
         return trace, said
 
@@ -179,20 +176,22 @@ class Rank:
             for name, micro_batches in setting.variants:
                 schedule, adapt = make_schedule(name, micro_batches=micro_batches), setting.adaptive and name == "nested"
                 probing = 12 if adapt else 0
-                table, sent = trained[0].tables[ITEM], sent_bytes()
+                table, sent, spent = trained[0].tables[ITEM], sent_bytes(), time.process_time()
                 reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
                 steps = setting.warm_up + setting.steps + probing
                 trace, words = self.run(schedule, trained, steps, adapt=adapt)
                 said += words
-                one = shares(trace.intervals(probing), probing + setting.warm_up - 1)
-                one["sent_bytes"] = (sent_bytes() - sent) / steps
-                one["reads"] = ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0) / steps
+                one = shares(trace.intervals(probing), probing + setting.warm_up - 1, steps - 1)
+                one["sent_bytes"], one["cpu_seconds"] = (sent_bytes() - sent) / steps, (time.process_time() - spent) / steps
+                retrieved = sum(each.stage == "retrieve" for each in trace.intervals())
+                one["reads"] = ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0) / retrieved
                 if repeat:  # the first round warms up
                     found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
         return {"variants": found, "said": sorted(set(said))}
 
     def everybody_mean(self, values: dict[str, float]) -> dict[str, float]:
-        return dict(zip(values, (total / WORLD for total in self.ranks.sum(list(values.values()))), strict=True))
+        names = sorted(values)  # lanes appear in another order on every rank
+        return dict(zip(names, (total / WORLD for total in self.ranks.sum([values[name] for name in names])), strict=True))
 
     def check(self) -> dict[str, float]:
         """Largest difference of all weights and state from synchronous training, whole and cut alike, after `check_steps` steps."""

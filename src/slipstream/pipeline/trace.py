@@ -16,6 +16,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, read_json
 from slipstream.pipeline.schedule import KINDS, PACE, Lane
 
+DENSE = "reduce"  # the stage that exchanges dense gradients
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -55,9 +57,13 @@ class Trace:
             return sorted((each for each in self._intervals if each.step >= first), key=lambda each: each.begin)
 
 
-def shares(intervals: list[Interval], first: int = 0) -> dict[str, float]:
-    """Shares of step time from the end of step `first` on: what the compute lane did and awaited, how busy every lane was."""
-    ends = sorted(each.end for each in intervals if each.stage == PACE and each.step >= first)
+def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -> dict[str, float]:
+    """What the compute lane did and awaited, and how busy each lane was, from the end of step `first` to that of `last`, as shares.
+
+    What any lane did in that time counts, whichever step it did it for.
+    """
+    until = max((each.step for each in intervals), default=0) if last is None else last
+    ends = sorted(each.end for each in intervals if each.stage == PACE and first <= each.step <= until)
     if len(ends) < 2:
         return {}
     start, stop = ends[0], ends[-1]
@@ -71,12 +77,14 @@ def shares(intervals: list[Interval], first: int = 0) -> dict[str, float]:
         busy[each.lane] += seconds
         if each.by_caller:
             exposed[each.kind] += seconds
+            exposed["dense"] += seconds if each.stage == DENSE else 0.0
             _charge(each, each.asked, each.begin, by_task, exposed, start, stop)
     whole = stop - start
     found = {"step_seconds": whole / (len(ends) - 1), "compute_utilisation": total["compute"] / whole}
     for kind in ("lookup", "comm", "input"):
         found[f"exposed_{kind}"] = exposed[kind] / whole
         found[f"{kind}_seconds"] = total[kind] / (len(ends) - 1)
+    found["exposed_sparse_comm"] = (exposed["comm"] - exposed["dense"]) / whole  # keys, rows and their gradients
     found["exposed_comm_share"] = exposed["comm"] / total["comm"] if total["comm"] else 0.0
     return found | {f"busy_{lane}": seconds / whole for lane, seconds in busy.items()}
 
@@ -94,7 +102,9 @@ def _charge(
     while end > begin and waiting.cause in by_task:
         cause = by_task[waiting.cause]
         since = max(begin, cause.begin)
-        exposed[cause.kind] += max(0.0, min(end, stop) - max(since, start))
+        seconds = max(0.0, min(end, stop) - max(since, start))
+        exposed[cause.kind] += seconds
+        exposed["dense"] += seconds if cause.stage == DENSE else 0.0
         waiting, end = cause, min(end, since)
     exposed["idle"] += max(0.0, min(end, stop) - max(begin, start))
 
