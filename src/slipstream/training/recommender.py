@@ -16,6 +16,7 @@ from slipstream.data.store import SequenceStore
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
+from slipstream.ops.token_groups import Groups
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_tier
@@ -27,7 +28,8 @@ from slipstream.tables.tier import Tier
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM, Features, labels_TA
 from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
-from slipstream.training.negatives import PopularityNegatives, UniformNegatives, training_counts
+from slipstream.training.negative_plan import mixed_by, plan_negatives
+from slipstream.training.negatives import UniformNegatives, make_negatives, training_counts
 from slipstream.training.ranks import ALONE, Ranks
 
 _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
@@ -40,7 +42,8 @@ class Wanted:
     keys: dict[str, list[torch.Tensor]]  # table -> key lists, the inputs first
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
+    groups: Groups | None = None  # tokens that share negatives
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Gathered:
     lookups: Lookups
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
+    groups: Groups | None = None  # tokens that share negatives
 
 
 class Recommender:
@@ -83,10 +87,11 @@ class Recommender:
     def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE) -> "Recommender":
         """A new recommender for the items, features and popularity of a store."""
         negatives = None
-        if recipe.loss.sampling == "popularity":
+        if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
-            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
-            negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
+            negatives = make_negatives(
+                recipe.loss, training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
+            )
         return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks)
 
     def gather(self, batch: JaggedBatch, step: int) -> Gathered:
@@ -96,7 +101,7 @@ class Recommender:
 
     def gathered(self, batch: JaggedBatch, wanted: Wanted, lookups: Lookups) -> Gathered:
         """A batch with rows that were looked up by `wanted.keys`."""
-        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives)
+        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives, wanted.groups)
 
     def wants(self, batch: JaggedBatch, step: int) -> Wanted:
         """The keys of every row a training step needs: history, features, targets, negatives."""
@@ -106,9 +111,17 @@ class Recommender:
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
             return Wanted(keys, supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
-        negatives = self._draw_negatives(batch.token_ids_T[supervised_S], step)
-        keys[ITEM] += [batch.next_items_T[supervised_S], torch.arange(self.features.num_items) if negatives is None else negatives]
-        return Wanted(keys, supervised_S, dropout_seed, negatives)
+        plan = plan_negatives(
+            self.recipe.loss, batch, supervised_S, derive_seed(self.recipe.seed, step, _NEGATIVES), self.negatives
+        )
+        negatives = torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
+        keys[ITEM] += [batch.next_items_T[plan.supervised_S], negatives]
+        return Wanted(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
+
+    @property
+    def mixes_samples(self) -> str | None:
+        """The recipe key through which samples of a batch see one another, or None."""
+        return mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
 
     def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
         """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
@@ -154,16 +167,6 @@ class Recommender:
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
         return Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1))
 
-    def _draw_negatives(self, token_ids_S: torch.Tensor, step: int) -> torch.Tensor | None:
-        """Items this step's tokens compete with: [S, R] per token, [R] shared, None for the whole catalogue."""
-        config, seed = self.recipe.loss, derive_seed(self.recipe.seed, step, _NEGATIVES)
-        kind = RETRIEVAL_LOSSES[config.kind].negatives
-        if kind == "catalogue":
-            return None
-        if kind == "shared":
-            return self.negatives.draw(seed, torch.zeros(1, dtype=torch.int64), config.negatives)[0]
-        return self.negatives.draw(seed, token_ids_S, config.negatives)
-
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
 
@@ -182,6 +185,8 @@ class Recommender:
             temperature=config.temperature,
             target_log_q_S=target_log_q,
             negative_log_q=negative_log_q,
+            groups=gathered.groups,
+            literal=config.share_by == "logits",
         )
         return RETRIEVAL_LOSSES[config.kind].per_token(question)
 

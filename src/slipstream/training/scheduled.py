@@ -25,7 +25,6 @@ from slipstream.tables.lanes import Lane
 from slipstream.training.config import Recipe
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Stepped, Steps, total_steps
-from slipstream.training.losses import RETRIEVAL_LOSSES
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender, Wanted
@@ -54,9 +53,7 @@ class RecommenderWork:
 
     @property
     def mixes_samples(self) -> str | None:
-        kind = self.recommender.recipe.loss.kind
-        mixes = self.recommender.recipe.task == "retrieval" and RETRIEVAL_LOSSES[kind].mixes_samples
-        return f"loss '{kind}'" if mixes else None
+        return self.recommender.mixes_samples
 
     def next_batch(self) -> Any | None:
         return self.source()
