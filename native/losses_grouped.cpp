@@ -44,10 +44,11 @@ void pack_block(const Grouped& in, int64_t first, int64_t present, float* packed
     }
 }
 
-// Raw logits [count][kBlock]: kLanes products at a time, so many rows times kBlock tokens.
+// Logits [count][kBlock] over temperature: kLanes products at a time, so many rows times kBlock tokens.
 template <int kBlock>
 void block_logits(const Grouped& in, const int64_t* negatives, int64_t count, const float* packed, float* logits) {
     constexpr int kRows = kLanes / kBlock;
+    const Floats inverse_temperature = splat(in.inverse_temperature);
     for (int64_t j = 0; j < count; j += kRows) {
         const float* row[kRows];
         for (int r = 0; r < kRows; ++r) row[r] = in.rows + negatives[j + r < count ? j + r : count - 1] * in.width;
@@ -67,7 +68,7 @@ void block_logits(const Grouped& in, const int64_t* negatives, int64_t count, co
                 for (int m = 0; m < kBlock; ++m) total[r * kBlock + m] += values * token[m];
             }
         }
-        const Floats sums = sums_of(total);
+        const Floats sums = sums_of(total) * inverse_temperature;
         if (j + kRows <= count)
             store(logits + j * kBlock, sums);
         else
@@ -83,7 +84,7 @@ void narrow_logits(const Grouped& in, int64_t first, int64_t present, const int6
             const float* hidden = in.hidden + (first + (m < present ? m : 0)) * in.width;
             float total = 0.0f;
             for (int64_t d = 0; d < in.width; ++d) total += hidden[d] * in.rows[negatives[j] * in.width + d];
-            logits[j * kBlock + m] = total;
+            logits[j * kBlock + m] = total * in.inverse_temperature;
         }
 }
 
@@ -93,11 +94,10 @@ bool contains(const int64_t* values, int64_t count, int64_t wanted) {
     return found != 0;
 }
 
-// Temperature, log_q, and -inf where a negative is the token's own target; the largest logit of each token into `best`.
+// log_q, and -inf where a negative is the token's own target; the largest logit of each token into `best`.
 template <int kBlock>
 void correct(const Grouped& in, int64_t first, int64_t present, int64_t at, int64_t count, float* logits, float* best) {
     const int64_t* negatives = in.negatives + at;
-    for (int64_t i = 0; i < count * kBlock; ++i) logits[i] *= in.inverse_temperature;
     if (in.negative_log_q != nullptr)
         for (int64_t j = 0; j < count; ++j)
             for (int m = 0; m < kBlock; ++m) logits[j * kBlock + m] -= in.negative_log_q[at + j];
@@ -169,11 +169,9 @@ void weighted_rows(const Grouped& in, const int64_t* negatives, int64_t count, c
                 add_scaled(unit + m * in.width, in.rows + negatives[j] * in.width, weights[j * kBlock + m], in.width);
         return;
     }
-    int64_t v = 0;
-    for (; v + 4 <= in.vectors; v += 4) weighted_columns<kBlock, 4>(in, negatives, count, weights, v, unit);
-    if (v + 3 == in.vectors) weighted_columns<kBlock, 3>(in, negatives, count, weights, v, unit);
-    if (v + 2 == in.vectors) weighted_columns<kBlock, 2>(in, negatives, count, weights, v, unit);
-    if (v + 1 == in.vectors) weighted_columns<kBlock, 1>(in, negatives, count, weights, v, unit);
+    column_passes<kKept / kBlock>(in.vectors, [&](auto columns, int64_t v) {
+        weighted_columns<kBlock, decltype(columns)::value>(in, negatives, count, weights, v, unit);
+    });
 }
 
 struct Out {
@@ -209,7 +207,11 @@ void block_loss(const Grouped& in, int64_t first, int64_t present, int64_t at, i
         if (out.unit != nullptr) out.target_weights[first + m] = -others[m] * scale[m];
     }
     if (out.unit == nullptr) return;
-    for (int64_t i = 0; i < count * kBlock; ++i) logits[i] *= scale[i % kBlock];
+    Floats scales;
+    for (int k = 0; k < kLanes; ++k) scales[k] = scale[k % kBlock];
+    int64_t i = 0;
+    for (; i + kLanes <= count * kBlock; i += kLanes) store(logits + i, load(logits + i) * scales);
+    for (; i < count * kBlock; ++i) logits[i] *= scale[i % kBlock];
     weighted_rows<kBlock>(in, negatives, count, logits, scratch);
     for (int64_t m = 0; m < present; ++m) {
         float* unit = out.unit + (first + m) * in.width;

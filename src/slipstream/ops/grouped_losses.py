@@ -7,6 +7,7 @@ rows at another precision, or a segment of them; `same_T` says which negative is
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -14,7 +15,7 @@ from slipstream.ops import backend as backends
 from slipstream.ops import grouped_losses_native, grouped_losses_reference, operand_checks
 from slipstream.ops.token_groups import Groups
 
-__all__ = ["GroupedQuestion", "Groups", "grouped_softmax_loss"]
+__all__ = ["GroupedQuestion", "Groups", "grouped_softmax_loss", "pieces"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,15 @@ class GroupedQuestion:
         self.groups.check(tokens, self.negatives_XR.shape[0])
 
 
+def pieces(example: torch.Tensor, *, backend: str | None = None) -> ModuleType:
+    """The back-end's `score`, `deal`, `add_dealt` and `block_of`, for callers that add the rows' gradient up themselves."""
+    return grouped_losses_native if backends.choose(backend, example) == "native" else grouped_losses_reference
+
+
 def grouped_softmax_loss(question: GroupedQuestion, *, backend: str | None = None) -> torch.Tensor:
     """-log softmax of each token's target among itself and its group's negatives; those that are its target are left out."""
     question.check()
-    native = backends.choose(backend, question.hidden_TD) == "native"
-    serve = grouped_losses_native if native else grouped_losses_reference
-    return serve.grouped_softmax_loss(
+    return pieces(question.hidden_TD, backend=backend).grouped_softmax_loss(
         question.hidden_TD,
         question.targets_TD,
         question.same_T,

@@ -1,17 +1,14 @@
 """The grouped softmax through the compiled kernels of native/losses_grouped*.cpp.
 
-`Scored` is what the forward pass leaves behind for the rows' gradient: weights per (block of tokens, negative), never tokens x
-negatives x width. It is a thing of its own because a segmented fetch adds the gradient up later, in chunks of keys.
+Operands were checked by `slipstream.ops.grouped_losses`.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.ops.kernel_call import kernel
 from slipstream.ops.rows_native import check_count
-from slipstream.ops.token_groups import Groups
+from slipstream.ops.token_groups import Groups, Scored, weight_places
 
 _COPIES_BYTES = 1 << 24  # as for plain rows: one copy per thread where the copies together stay below this
 _BUCKET_BYTES = 1 << 18
@@ -22,30 +19,10 @@ def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Softmax weights of all groups, and where each group's begin."""
-
-    groups: Groups
-    per_set: int
-    block: int
-    places_G: torch.Tensor
-    weights: torch.Tensor  # [block of tokens][negative][block], group after group
-    target_weights_T: torch.Tensor
-    unit_TD: torch.Tensor  # gradient of hidden for a unit loss gradient
-
-
 def block_of(groups: Groups) -> int:
     """How many tokens a row is scored with at once."""
     largest = groups.largest
     return 1 if largest <= 1 else 2 if largest == 2 else 4
-
-
-def weight_places(groups: Groups, per_set: int, block: int) -> torch.Tensor:
-    """[G + 1]: where the weights of each group begin, and their number."""
-    blocks_G = (groups.offsets_G1.diff() + (block - 1)) // block
-    sizes_G = blocks_G * block * groups.set_offsets_G1.diff() * per_set
-    return torch.nn.functional.pad(sizes_G.cumsum(0), (1, 0))
 
 
 def score(
@@ -59,7 +36,7 @@ def score(
     target_log_q_T: torch.Tensor | None,
     negative_log_q_XR: torch.Tensor | None,
     *,
-    wanted: bool,
+    wanted: bool = True,
     block: int | None = None,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Scored]:
@@ -111,7 +88,7 @@ def add_dealt(
     """Add the gradient of the negatives in some buckets into `out_UD`, at rows[entry] or (by_position) rows[place in the order]."""
     kernel("ss_grouped_scatter", "pnpppnpppippnnpi")(
         out_UD, out_UD.shape[1], source_TD, scored.groups.offsets_G1, scored.groups.set_offsets_G1, scored.per_set, group_of_set_X,
-        scored.places_G, scored.weights, scored.block, order_E, starts, *buckets, rows, by_position,
+        scored.places_G1, scored.weights, scored.block, order_E, starts, *buckets, rows, by_position,
     )  # fmt: skip
 
 
@@ -126,7 +103,7 @@ def negative_gradient(source_TD: torch.Tensor, scored: Scored, negatives_XR: tor
         out_UD, copies = source_TD.new_empty(num_rows, width), source_TD.new_zeros(threads * num_rows * stride)
         kernel("ss_grouped_copies", "pnnpppnnpppipn")(
             out_UD, num_rows, width, source_TD, groups.offsets_G1, groups.set_offsets_G1, groups.count, scored.per_set,
-            negatives_XR, scored.places_G, scored.weights, scored.block, copies, stride,
+            negatives_XR, scored.places_G1, scored.weights, scored.block, copies, stride,
         )  # fmt: skip
         return out_UD
     out_UD = source_TD.new_zeros(num_rows, width)

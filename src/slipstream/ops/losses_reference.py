@@ -9,14 +9,14 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
-_VALUES_PER_SLICE = 1 << 23
+VALUES_PER_SLICE = 1 << 23
 
 
 def sliced(
     function: Callable[..., torch.Tensor], tokens: int, values_per_token: int, *per_token: torch.Tensor | None
 ) -> torch.Tensor:
     """function over slices of the per-token tensors, each slice recomputed in backward; results concatenated."""
-    step = max(1, _VALUES_PER_SLICE // max(values_per_token, 1))
+    step = max(1, VALUES_PER_SLICE // max(values_per_token, 1))
     pieces = [
         checkpoint(
             function,

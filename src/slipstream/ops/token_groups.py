@@ -1,4 +1,8 @@
-"""Which tokens share which sets of negatives: two lists of offsets, tokens and sets both lying group after group."""
+"""Which tokens share which sets of negatives: two lists of offsets, tokens and sets both lying group after group.
+
+`Scored` is what the softmax of groups leaves behind for the rows' gradient: a weight per (token, negative), never tokens x negatives
+x width. It is a thing of its own because a segmented fetch adds the gradient up later, chunk of keys after chunk of keys.
+"""
 
 from dataclasses import dataclass
 
@@ -49,3 +53,23 @@ def singles(tokens: int) -> Groups:
     """Every token alone with its own set."""
     offsets = torch.arange(tokens + 1)
     return Groups(offsets, offsets)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Softmax weights (d loss / d logit / temperature) of all groups, and where each group's begin."""
+
+    groups: Groups
+    per_set: int
+    block: int  # tokens whose weights for one negative lie side by side
+    places_G1: torch.Tensor
+    weights: torch.Tensor  # [block of tokens][negative][block], group after group
+    target_weights_T: torch.Tensor
+    unit_TD: torch.Tensor  # gradient of hidden for a unit loss gradient
+
+
+def weight_places(groups: Groups, per_set: int, block: int) -> torch.Tensor:
+    """[G + 1]: where the weights of each group begin, and their number."""
+    blocks_G = (groups.offsets_G1.diff() + (block - 1)) // block
+    sizes_G = blocks_G * block * groups.set_offsets_G1.diff() * per_set
+    return torch.nn.functional.pad(sizes_G.cumsum(0), (1, 0))

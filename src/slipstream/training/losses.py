@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.ops.grouped_losses import GroupedQuestion, Groups, grouped_softmax_loss
@@ -17,6 +18,7 @@ from slipstream.ops.losses import full_softmax_loss, sampled_softmax_loss, share
 from slipstream.ops.losses_reference import sliced, target_loss
 from slipstream.ops.rows import take_rows
 from slipstream.ops.token_groups import singles
+from slipstream.tables.transport import half_rounded
 
 _KEPT_COLUMNS = 8  # negatives per token whose rows bce gathers at a time
 
@@ -130,6 +132,23 @@ def binary_cross_entropy(question: Question) -> torch.Tensor:
         # Recomputed in the backward pass, so that the gathered rows of one group at most are alive.
         loss_S = loss_S + checkpoint(push_down, index_SC, use_reentrant=False, preserve_rng_state=False)
     return loss_S
+
+
+class _HalfPrecision(torch.autograd.Function):
+    """Rounded forward, the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, rows_UD: torch.Tensor) -> torch.Tensor:
+        return half_rounded(rows_UD)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_UD: torch.Tensor) -> torch.Tensor:
+        return grad_UD
+
+
+def half_precision(rows_UD: torch.Tensor) -> torch.Tensor:
+    """Rows as 16 bits hold them, whether they travelled so or not: the objective does not depend on who shares a batch or a rank."""
+    return _HalfPrecision.apply(rows_UD)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from slipstream.data.store import SequenceStore
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
-from slipstream.ops.token_groups import Groups
+from slipstream.ops.rows import take_rows
+from slipstream.ops.token_groups import Groups, singles
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_tier
@@ -27,7 +28,8 @@ from slipstream.tables.slices import Placement
 from slipstream.tables.tier import Tier
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM, Features, labels_TA
-from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
+from slipstream.training.losses import RETRIEVAL_LOSSES, Question, half_precision, ranking_loss
+from slipstream.training.negative_fetch import FetchConfig, SegmentedFetch, SegmentedStep
 from slipstream.training.negative_plan import mixed_by, plan_negatives
 from slipstream.training.negatives import UniformNegatives, make_negatives, training_counts
 from slipstream.training.ranks import ALONE, Ranks
@@ -56,6 +58,7 @@ class Gathered:
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
     groups: Groups | None = None  # tokens that share negatives
+    segments: SegmentedStep | None = None  # where negatives are fetched in segments: not among the lookups
 
 
 class Recommender:
@@ -82,6 +85,11 @@ class Recommender:
                 item_features=recipe.item_features,
             ).to(dtype)
         self.tables = build_tables(recipe, features, dtype, ranks)
+        self.fetch: SegmentedFetch | None = None
+        if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
+            loss = recipe.loss
+            config = FetchConfig(loss.segment_bytes, loss.normalize, loss.precision == "fp16")
+            self.fetch = SegmentedFetch(self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout))
 
     @classmethod
     def build(cls, recipe: Recipe, store: SequenceStore, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE) -> "Recommender":
@@ -101,7 +109,17 @@ class Recommender:
 
     def gathered(self, batch: JaggedBatch, wanted: Wanted, lookups: Lookups) -> Gathered:
         """A batch with rows that were looked up by `wanted.keys`."""
-        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives, wanted.groups)
+        segments = None
+        if self.fetch is not None and wanted.negatives is not None:
+            segments = SegmentedStep(self.fetch, wanted.negatives, wanted.groups or singles(wanted.supervised_S.numel()))
+        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives, wanted.groups, segments)
+
+    def apply(self, gathered: Gathered, lr: float) -> None:
+        """One optimiser step of the tables from the gradients a backward pass has left. Collective."""
+        if gathered.segments is None:
+            self.tables.apply(gathered.lookups, lr)
+        else:
+            gathered.segments.update(self.tables.exchange.collect(gathered.lookups.route, gathered.lookups), lr)
 
     def wants(self, batch: JaggedBatch, step: int) -> Wanted:
         """The keys of every row a training step needs: history, features, targets, negatives."""
@@ -115,7 +133,7 @@ class Recommender:
             self.recipe.loss, batch, supervised_S, derive_seed(self.recipe.seed, step, _NEGATIVES), self.negatives
         )
         negatives = torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
-        keys[ITEM] += [batch.next_items_T[plan.supervised_S], negatives]
+        keys[ITEM] += [batch.next_items_T[plan.supervised_S], *([negatives] if self.fetch is None else [])]
         return Wanted(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
 
     @property
@@ -173,19 +191,23 @@ class Recommender:
     def _retrieval_loss(self, gathered: Gathered) -> torch.Tensor:
         config, lookup, batch = self.recipe.loss, gathered.lookups[ITEM], gathered.batch
         hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
-        target_log_q, negative_log_q = None, None
-        if config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None:
-            log_q_N = self.negatives.log_q_N.to(self.dtype)
-            target_log_q, negative_log_q = log_q_N[batch.next_items_T[gathered.supervised_S]], log_q_N[gathered.negatives]
+        hidden_SD, target_keys_S = self._directions(hidden_SD), batch.next_items_T[gathered.supervised_S]
+        corrected = config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None
+        log_q_N = self.negatives.log_q_N.to(self.dtype) if corrected and self.negatives.log_q_N is not None else None
+        target_log_q_S = None if log_q_N is None else log_q_N[target_keys_S]
+        if gathered.segments is not None:
+            targets_SD = self._directions(take_rows(lookup.rows_UD, lookup.inverses[1]))
+            return gathered.segments.loss(hidden_SD, targets_SD, target_keys_S, config.temperature, target_log_q_S, log_q_N)
         question = Question(
-            hidden_SD=self._directions(hidden_SD),
+            hidden_SD=hidden_SD,
             rows_UD=self._directions(lookup.rows_UD),
             targets_S=lookup.inverses[1],
             negatives=None if gathered.negatives is None else lookup.inverses[2],
             temperature=config.temperature,
-            target_log_q_S=target_log_q,
-            negative_log_q=negative_log_q,
+            target_log_q_S=target_log_q_S,
+            negative_log_q=None if log_q_N is None or gathered.negatives is None else log_q_N[gathered.negatives],
             groups=gathered.groups,
+            negative_rows_UD=self._directions(half_precision(lookup.rows_UD)) if config.precision == "fp16" else None,
             literal=config.share_by == "logits",
         )
         return RETRIEVAL_LOSSES[config.kind].per_token(question)
@@ -232,5 +254,8 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
     if ranks.replica_group is not None:
         lane, whole = Lane(ranks.replica_group), frozenset(table.name for table in tables if table.rule.moves_untouched_rows)
         replicas = AveragedWeights(lane, config.average_every, lr_factor) if averaged else SummedGradients(lane, whole)
-    exchange = Exchange({table.name: table for table in tables}, ranks.shard_group, transport=config.transport)
+    # The third list of keys a retrieval step asks of the items is its negatives'.
+    half_lists = {ITEM: frozenset([2])} if recipe.task == "retrieval" and recipe.loss.precision == "fp16" else None
+    by_name = {table.name: table for table in tables}
+    exchange = Exchange(by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists)
     return TableCollection(tables, exchange, replicas)
