@@ -26,6 +26,7 @@ CASES = {
     "hstu, popularity, features": {"loss": {"sampling": "popularity", "kind": "shared_softmax"}, **FEATURES},
     "fuxi, ranking": {"model": {"kind": "fuxi", "dropout": 0.2}, **RANKING, **FEATURES},
     "sasrec": {"model": {"kind": "sasrec", "heads": 1, "dropout": 0.2}, "loss": {"kind": "bce", "negatives": 5}},
+    "hstu, shared by 2, fp16": {"loss": {"negatives": 4, "share": 2, "precision": "fp16"}},
     "hstu, nested": {"train": {"schedule": "nested", "micro_batches": 2}},
     "hstu, semi_async": {"train": {"schedule": "semi_async"}},
 }

@@ -9,14 +9,14 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
-_VALUES_PER_SLICE = 1 << 23
+VALUES_PER_SLICE = 1 << 23
 
 
-def _sliced(
+def sliced(
     function: Callable[..., torch.Tensor], tokens: int, values_per_token: int, *per_token: torch.Tensor | None
 ) -> torch.Tensor:
     """function over slices of the per-token tensors, each slice recomputed in backward; results concatenated."""
-    step = max(1, _VALUES_PER_SLICE // max(values_per_token, 1))
+    step = max(1, VALUES_PER_SLICE // max(values_per_token, 1))
     pieces = [
         checkpoint(
             function,
@@ -29,7 +29,7 @@ def _sliced(
     return torch.cat(pieces)
 
 
-def _target_loss(target_T1: torch.Tensor, negative_TR: torch.Tensor, collides_TR: torch.Tensor) -> torch.Tensor:
+def target_loss(target_T1: torch.Tensor, negative_TR: torch.Tensor, collides_TR: torch.Tensor) -> torch.Tensor:
     """-log softmax of the target among itself and the negatives that are not the target."""
     logits = torch.cat([target_T1, negative_TR.masked_fill(collides_TR, float("-inf"))], dim=1)
     return torch.logsumexp(logits, dim=1) - target_T1.squeeze(1)
@@ -53,10 +53,10 @@ def sampled_softmax_loss(
         negative_TR = torch.einsum("td,trd->tr", h_TD, rows_UD[n_TR]) / temperature
         target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
         negative_TR = negative_TR if nq_TR is None else negative_TR - nq_TR
-        return _target_loss(target_T1, negative_TR, n_TR == t_T.unsqueeze(1))
+        return target_loss(target_T1, negative_TR, n_TR == t_T.unsqueeze(1))
 
     values_per_token = (negatives_TR.shape[1] + 1) * max(hidden_TD.shape[1], 1)
-    return _sliced(piece, len(hidden_TD), values_per_token, hidden_TD, targets_T, negatives_TR, target_log_q_T, negative_log_q_TR)
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, targets_T, negatives_TR, target_log_q_T, negative_log_q_TR)
 
 
 def shared_softmax_loss(
@@ -75,9 +75,9 @@ def shared_softmax_loss(
         negative_TR = h_TD @ rows_UD[negatives_R].T / temperature
         target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
         negative_TR = negative_TR if negative_log_q_R is None else negative_TR - negative_log_q_R
-        return _target_loss(target_T1, negative_TR, negatives_R == t_T.unsqueeze(1))
+        return target_loss(target_T1, negative_TR, negatives_R == t_T.unsqueeze(1))
 
-    return _sliced(piece, len(hidden_TD), len(negatives_R) + hidden_TD.shape[1], hidden_TD, targets_T, target_log_q_T)
+    return sliced(piece, len(hidden_TD), len(negatives_R) + hidden_TD.shape[1], hidden_TD, targets_T, target_log_q_T)
 
 
 def full_softmax_loss(hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -87,4 +87,4 @@ def full_softmax_loss(hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T:
         logits_TN = h_TD @ rows_ND.T / temperature
         return torch.logsumexp(logits_TN, dim=1) - logits_TN.gather(1, t_T.unsqueeze(1)).squeeze(1)
 
-    return _sliced(piece, len(hidden_TD), len(rows_ND), hidden_TD, targets_T)
+    return sliced(piece, len(hidden_TD), len(rows_ND), hidden_TD, targets_T)

@@ -4,7 +4,8 @@
     answer   the owner's rows back to the askers, as leaf tensors
     collect  the leaves' gradients to the owners, summed over the askers in rank order
 
-With one rank the same verbs send nothing. A table whose rule moves every row is small by its own word: each rank keeps it whole,
+With one rank the same verbs send nothing. Rows asked for by a list that is named in `half_lists` alone (negatives) travel in 16 bits,
+and so do their gradients; a key that any other list names too travels exactly, once. A table whose rule moves every row is small by its own word: each rank keeps it whole,
 lookups stay local and its gradients are summed over the ranks.
 """
 
@@ -42,8 +43,11 @@ class Asked:
 
     unique_U: torch.Tensor  # distinct keys, ascending
     inverses: list[torch.Tensor]
-    grouped_U: torch.Tensor | None = None  # places in unique_U, owner after owner; None where nothing is sent
-    places_R: torch.Tensor | None = None  # for every key the ranks asked this one for, in rank order: its place in `owned`
+    # Per column of the table (exact, and where it has one, half), once keys were sent:
+    grouped: list[torch.Tensor] = field(default_factory=list)  # places in unique_U, owner after owner
+    places: list[torch.Tensor] = field(
+        default_factory=list
+    )  # of every key the ranks asked for, in rank order: its place in `owned`
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Route:
 
     owned: dict[str, torch.Tensor]
     asked: dict[str, Asked]
-    sent_WC: list[list[int]] = field(default_factory=list)  # keys sent to rank w, per sent table
+    sent_WC: list[list[int]] = field(default_factory=list)  # keys sent to rank w, per column
     received_WC: list[list[int]] = field(default_factory=list)
 
 
@@ -64,16 +68,40 @@ class Lookups(dict[str, Lookup]):
         self.route = route
 
 
-class Exchange:
-    """The exchange of `tables` within one group of ranks (`group=None`: one rank)."""
+@dataclass(frozen=True)
+class Column:
+    """One kind of message of one table: its rows as the transport says, or in 16 bits."""
 
-    def __init__(self, tables: Mapping[str, Tier], group: dist.ProcessGroup | None = None, *, transport: str = "exact") -> None:
-        self.tables = dict(tables)
+    table: str
+    half: bool
+
+
+class Exchange:
+    """The exchange of `tables` within one group of ranks (`group=None`: one rank).
+
+    `half_lists` names, per table, the key lists (by their place in what `route` is given) whose rows may travel in 16 bits.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Tier],
+        group: dist.ProcessGroup | None = None,
+        *,
+        transport: str = "exact",
+        half_lists: Mapping[str, frozenset[int]] | None = None,
+    ) -> None:
+        self.tables, self.half_lists = dict(tables), dict(half_lists or {})
         self.lane = None if group is None or dist.get_world_size(group) == 1 else Lane(group)
         self.placement = Placement(1 if self.lane is None else self.lane.world)
         self.rank = 0 if self.lane is None else self.lane.rank
         self._sharded = [name for name, table in self.tables.items() if not table.rule.moves_untouched_rows]
+        self._columns = [
+            Column(name, half) for name in self._sharded for half in (False, True) if not half or name in self.half_lists
+        ]
         self.transport = Transport(transport, [self.tables[name].dtype for name in self._sharded])
+        self.half_rows, self.half_gradients = (
+            Transport(kind, [self.tables[name].dtype for name in self._sharded]) for kind in ("half", "fp16")
+        )
 
     def replicates(self, name: str) -> bool:
         """Whether every rank keeps a table whole because its rule moves all rows."""
@@ -85,7 +113,7 @@ class Exchange:
 
     def on(self, group: dist.ProcessGroup) -> "Exchange":
         """The same exchange over another process group of the same ranks: a lane of its own, for another thread."""
-        return Exchange(self.tables, group, transport=self.transport.kind)
+        return Exchange(self.tables, group, transport=self.transport.kind, half_lists=self.half_lists)
 
     def route(self, keys: Mapping[str, Sequence[torch.Tensor]]) -> Route:
         """Tell every owner which of its rows this batch needs. Collective: all ranks of the group take part, keys or none."""
@@ -93,21 +121,24 @@ class Exchange:
         if self.lane is None:
             return Route({name: each.unique_U for name, each in asked.items()}, asked)
         nothing = torch.empty(0, dtype=torch.int64)
-        grouped, sent_CW, keys_CU = {}, [], {}
-        for name in self._sharded:
-            unique_U = asked[name].unique_U if name in asked else nothing
-            grouped[name], counts_W = self._group_by_owner(unique_U)
-            keys_CU[name] = unique_U.index_select(0, grouped[name])
+        grouped, sent_CW, keys = [], [], []
+        for column in self._columns:
+            mine = asked.get(column.table, Asked(nothing, []))
+            places, counts_W = self._group_by_owner(mine.unique_U, self._travels(mine, column))
+            grouped.append(places)
+            keys.append(mine.unique_U.index_select(0, places))
             sent_CW.append(counts_W)
         sent_WC = torch.stack(sent_CW, dim=1) if sent_CW else torch.empty(self.lane.world, 0, dtype=torch.int64)
         received_WC = self.lane.swap_counts(sent_WC).tolist()
         route = Route({}, {}, sent_WC.tolist(), received_WC)
-        arrived = self._swap_keys(route, keys_CU)
+        arrived = self._swap_keys(route, keys)
         for name in self.tables:
             if name in self._sharded:
-                route.owned[name], places_R = unique_keys(arrived[name])
+                columns = self._columns_of(name)
+                route.owned[name], places_R = unique_keys(torch.cat([arrived[c] for c in columns]))
                 mine = asked.get(name, Asked(nothing, []))
-                route.asked[name] = Asked(mine.unique_U, mine.inverses, grouped[name], places_R)
+                places_of = list(places_R.split([arrived[c].numel() for c in columns]))
+                route.asked[name] = Asked(mine.unique_U, mine.inverses, [grouped[c] for c in columns], places_of)
             elif name in asked:
                 route.owned[name], route.asked[name] = asked[name].unique_U, asked[name]
         return route
@@ -116,12 +147,13 @@ class Exchange:
         """`owned_rows[name]` are the rows of `route.owned[name]`; every asker gets its own as leaf tensors. Collective."""
         rows = dict(owned_rows)
         if self.lane is not None:
-            sent = {name: (rows[name], _known(route.asked[name].places_R)) for name in self._sharded}
-            arrived = self._swap_rows(sent, route.received_WC, route.sent_WC, "rows")
+            sent = [(rows[column.table], _known(route, column).places[column.half]) for column in self._columns]
+            arrived = self._swap_all(sent, route.received_WC, route.sent_WC, "rows")
             for name in self._sharded:
                 table, mine = self.tables[name], route.asked[name]
                 rows[name] = torch.empty(mine.unique_U.numel(), table.dim, dtype=table.dtype)
-                rows[name][_known(mine.grouped_U)] = arrived[name]
+                for c, places_U in zip(self._columns_of(name), mine.grouped, strict=True):
+                    rows[name][places_U] = arrived[c]
         lent = {name: Lookup(each.unique_U, rows[name].requires_grad_(), each.inverses) for name, each in route.asked.items()}
         return Lookups(lent, route)
 
@@ -129,16 +161,32 @@ class Exchange:
         """The gradients of all askers at their rows' owners: per table the owned keys and their summed gradients. Collective."""
         if self.lane is None:
             return {name: (lookup.unique_U, gradient(lookup)) for name, lookup in lookups.items()}
-        sent = {name: (gradient(lookups[name]), _known(route.asked[name].grouped_U)) for name in self._sharded}
-        arrived = self._swap_rows(sent, route.sent_WC, route.received_WC, "gradients")
+        grads = {name: gradient(lookups[name]) for name in self._sharded}
+        sent = [(grads[column.table], _known(route, column).grouped[column.half]) for column in self._columns]
+        arrived = self._swap_all(sent, route.sent_WC, route.received_WC, "gradients")
         collected: Gradients = {}
         for name in self.tables:
             if name in self._sharded:
-                owned_O = route.owned[name]
-                collected[name] = (owned_O, coalesce(arrived[name], _known(route.asked[name].places_R), owned_O.numel()))
+                owned_O, places_R = route.owned[name], torch.cat(route.asked[name].places)
+                parts = torch.cat([arrived[c] for c in self._columns_of(name)])
+                collected[name] = (owned_O, coalesce(parts, places_R, owned_O.numel()))
             elif name in lookups:
                 collected[name] = (lookups[name].unique_U, self.lane.sum_(gradient(lookups[name]).contiguous()))
         return collected
+
+    def _columns_of(self, name: str) -> list[int]:
+        return [c for c, column in enumerate(self._columns) if column.table == name]
+
+    def _travels(self, asked: Asked, column: Column) -> torch.Tensor | None:
+        """Places in unique_U of the keys that travel in a column, ascending; None for all of them."""
+        half = self.half_lists.get(column.table)
+        if half is None:
+            return None
+        exact_U = torch.zeros(asked.unique_U.numel(), dtype=torch.bool)
+        for place, inverse in enumerate(asked.inverses):
+            if place not in half:
+                exact_U[inverse.reshape(-1)] = True
+        return (exact_U != column.half).nonzero().squeeze(1)
 
     def _distinct(self, table: Tier, lists: list[torch.Tensor]) -> Asked:
         for keys in lists:
@@ -148,57 +196,73 @@ class Exchange:
             return Asked(torch.arange(table.num_rows), lists)
         return Asked(*distinct(lists, table.num_rows))
 
-    def _group_by_owner(self, unique_U: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places of the keys, owner after owner (ascending keys within), and how many each owner has."""
-        owners_U = self.placement.owner_of(unique_U)
-        counts_W = torch.bincount(owners_U, minlength=self.placement.world)
-        return owners_U.argsort(stable=True), counts_W
+    def _group_by_owner(self, unique_U: torch.Tensor, places_P: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places of the keys (those at `places_P`), owner after owner (ascending keys within), and how many each owner has."""
+        owners_P = self.placement.owner_of(unique_U if places_P is None else unique_U.index_select(0, places_P))
+        counts_W = torch.bincount(owners_P, minlength=self.placement.world)
+        order_P = owners_P.argsort(stable=True)
+        return order_P if places_P is None else places_P.index_select(0, order_P), counts_W
 
-    def _swap_keys(self, route: Route, keys: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _swap_keys(self, route: Route, keys: list[torch.Tensor]) -> list[torch.Tensor]:
         assert self.lane is not None
-        widths = [1] * len(self._sharded)
+        widths = [1] * len(self._columns)
         sent = self.lane.buffer("keys out", sum(map(sum, route.sent_WC)), torch.int64)
-        splits = {name: keys[name].split([row[c] for row in route.sent_WC]) for c, name in enumerate(self._sharded)}
+        splits = [keys[c].split([row[c] for row in route.sent_WC]) for c in range(len(self._columns))]
         for w, c, part in segments(sent, route.sent_WC, widths):
-            part.copy_(splits[self._sharded[c]][w])
+            part.copy_(splits[c][w])
         received = self.lane.swap(sent, [sum(row) for row in route.sent_WC], [sum(row) for row in route.received_WC], "keys")
-        return self._by_table(received, route.received_WC, widths)
+        return by_column(received, route.received_WC, widths)
+
+    def _swap_all(
+        self, sent: list[tuple[torch.Tensor, torch.Tensor]], send_WC: list[list[int]], receive_WC: list[list[int]], kind: str
+    ) -> list[torch.Tensor]:
+        """Per column what arrived: the exact ones in one message per peer, those in 16 bits, where there are any, in another."""
+        half = self.half_rows if kind == "rows" else self.half_gradients
+        arrived: dict[int, torch.Tensor] = {}
+        for transport, is_half in ((self.transport, False), (half, True)):
+            chosen = [c for c, column in enumerate(self._columns) if column.half == is_half]
+            if chosen:
+                send, receive = ([[row[c] for c in chosen] for row in counts_WC] for counts_WC in (send_WC, receive_WC))
+                parts = self._swap_rows(chosen, [sent[c] for c in chosen], send, receive, kind, transport)
+                arrived |= dict(zip(chosen, parts, strict=True))
+        return [arrived[c] for c in range(len(self._columns))]
 
     def _swap_rows(
         self,
-        sent: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+        columns: list[int],
+        sent: list[tuple[torch.Tensor, torch.Tensor]],
         send_WC: list[list[int]],
         receive_WC: list[list[int]],
         kind: str,
-    ) -> dict[str, torch.Tensor]:
-        """Send rows (source_ND at index_R, rank after rank) and receive others', as [sum over ranks, dim] per table."""
+        transport: Transport,
+    ) -> list[torch.Tensor]:
+        """Send rows (source_ND at index_R, rank after rank) and receive others', as [sum over ranks, dim] per column."""
         assert self.lane is not None
-        widths, transport = [self.tables[name].dim for name in self._sharded], self.transport
+        of_column = [self.tables[self._columns[c].table] for c in columns]
+        widths = [table.dim for table in of_column]
         sizes_out, sizes_in = (
             [sum(n * width for n, width in zip(row, widths, strict=True)) for row in counts_WC]
             for counts_WC in (send_WC, receive_WC)
         )
         flat = self.lane.buffer("rows out", sum(sizes_out), transport.wide)
-        indices = {name: sent[name][1].split([row[c] for row in send_WC]) for c, name in enumerate(self._sharded)}
+        indices = [index_R.split([row[c] for row in send_WC]) for c, (_, index_R) in enumerate(sent)]
         for w, c, part in segments(flat, send_WC, widths):
-            name = self._sharded[c]
-            part.view(-1, widths[c]).copy_(sent[name][0].detach().index_select(0, indices[name][w]))
+            part.view(-1, widths[c]).copy_(sent[c][0].detach().index_select(0, indices[c][w]))
         received = transport.swap(self.lane, flat, sizes_out, sizes_in, kind)
-        return {
-            name: part.view(-1, width).to(self.tables[name].dtype)
-            for (name, part), width in zip(self._by_table(received, receive_WC, widths).items(), widths, strict=True)
-        }
+        parts = by_column(received, receive_WC, widths)
+        return [part.view(-1, table.dim).to(table.dtype) for part, table in zip(parts, of_column, strict=True)]
 
-    def _by_table(self, flat: torch.Tensor, counts_WC: list[list[int]], widths: list[int]) -> dict[str, torch.Tensor]:
-        """A received buffer (rank after rank, table after table) as one tensor per table, rank after rank; copies."""
-        parts: list[list[torch.Tensor]] = [[] for _ in widths]
-        for _, c, part in segments(flat, counts_WC, widths):
-            parts[c].append(part)
-        return {name: torch.cat(parts[c]) for c, name in enumerate(self._sharded)}
+
+def by_column(flat: torch.Tensor, counts_WC: list[list[int]], widths: list[int]) -> list[torch.Tensor]:
+    """A received buffer (rank after rank, column after column) as one tensor per column, rank after rank; copies."""
+    parts: list[list[torch.Tensor]] = [[] for _ in widths]
+    for _, c, part in segments(flat, counts_WC, widths):
+        parts[c].append(part)
+    return [torch.cat(each) for each in parts]
 
 
 def segments(flat: torch.Tensor, counts_WC: list[list[int]], widths: list[int]) -> list[tuple[int, int, torch.Tensor]]:
-    """(rank, table, its part) of a buffer laid out rank after rank and, within a rank, table after table."""
+    """(rank, column, its part) of a buffer laid out rank after rank and, within a rank, column after column."""
     found, at = [], 0
     for w, row in enumerate(counts_WC):
         for c, (count, width) in enumerate(zip(row, widths, strict=True)):
@@ -229,6 +293,7 @@ def gradient(lookup: Lookup) -> torch.Tensor:
     return lookup.rows_UD.grad if lookup.rows_UD.grad is not None else torch.zeros_like(lookup.rows_UD)
 
 
-def _known(index: torch.Tensor | None) -> torch.Tensor:
-    assert index is not None, "a route of one rank was used by an exchange of many"
-    return index
+def _known(route: Route, column: Column) -> Asked:
+    asked = route.asked[column.table]
+    assert asked.grouped, "a route of one rank was used by an exchange of many"
+    return asked

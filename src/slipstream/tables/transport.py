@@ -2,6 +2,8 @@
 
 `exact` sends the tables' own type. `bf16` rounds to eight significant bits; `fp16` keeps eleven and scales every message by a power
 of two, chosen from its largest value and sent as its first element, so that small gradients do not vanish and large ones fit.
+`half` is plain 16-bit rounding, clamped where it would overflow: a row's rounding then hangs on nothing but the row, as it must
+where the same row may also be rounded at home (`half_rounded`).
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +15,8 @@ import torch
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.tables.lanes import Lane
 
-KINDS: dict[str, torch.dtype | None] = {"exact": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+KINDS: dict[str, torch.dtype | None] = {"exact": None, "fp16": torch.float16, "bf16": torch.bfloat16, "half": torch.float16}
+FP16_MAX = 65504.0
 _FP16_TOP = 14  # messages are scaled so that their largest value lies below 2^15
 
 
@@ -57,7 +60,7 @@ class Transport:
         for message, values in _messages(packed, flat, sizes_out):
             exponent = _exponent(values) if self.kind == "fp16" else 0
             message[0] = exponent
-            message[1:].copy_(values * 2.0**exponent)
+            message[1:].copy_(half_rounded(values) if self.kind == "half" else values * 2.0**exponent)
             error.note(values, message[1:].to(values.dtype) * 2.0**-exponent)
         arrived = lane.swap(packed, [n + 1 for n in sizes_out], [n + 1 for n in sizes_in], kind)
         received = lane.buffer("narrow in", sum(sizes_in), self.wide)
@@ -71,6 +74,11 @@ class Transport:
             kind: {"max_error": error.largest, "relative": error.largest / error.scale if error.scale else 0.0}
             for kind, error in self.errors.items()
         }
+
+
+def half_rounded(values: torch.Tensor) -> torch.Tensor:
+    """The nearest values that 16 bits hold, in the type they came in."""
+    return values.clamp(-FP16_MAX, FP16_MAX).to(torch.float16).to(values.dtype)
 
 
 def _messages(packed: torch.Tensor, flat: torch.Tensor, sizes: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -49,17 +49,63 @@ class RankingTask(Section):
 class LossConfig(Section):
     """What the model is asked to get right."""
 
-    kind: Literal["sampled_softmax", "shared_softmax", "full_softmax", "bce"] = Field(
+    kind: Literal["sampled_softmax", "sequence_softmax", "shared_softmax", "full_softmax", "bce"] = Field(
         "sampled_softmax",
-        description="sampled_softmax: own negatives per token; shared_softmax: one set of negatives per step; "
-        "full_softmax: the whole catalogue; bce: binary, with negatives for retrieval, per action for ranking",
+        description="sampled_softmax: own negatives per token; sequence_softmax: one set of negatives per sequence; "
+        "shared_softmax: one set per step; full_softmax: the whole catalogue; "
+        "bce: binary, with negatives for retrieval, per action for ranking",
     )
-    negatives: int = Field(128, ge=1, description="negatives per token (or per step when shared)")
-    sampling: Literal["uniform", "popularity"] = Field("uniform", description="how negatives are drawn from the catalogue")
+    negatives: int = Field(128, ge=1, description="negatives per set: per token, per sequence or per step, as kind says")
+    sampling: Literal["uniform", "popularity", "in_batch", "mixed"] = Field(
+        "uniform",
+        description="where negatives come from: uniform or popularity over the catalogue; in_batch: other targets of the batch, "
+        "at no extra lookup; mixed: a share from the batch, the rest uniform",
+    )
     popularity_power: float = Field(1.0, ge=0, description="popularity sampling draws an item by its training count to this power")
-    log_q: bool = Field(True, description="correct popularity-drawn logits by the logarithm of how likely each item was drawn")
+    mixed_share: float = Field(0.5, gt=0, lt=1, description="mixed sampling: share of the negatives drawn from the batch")
+    log_q: bool = Field(True, description="correct the logits by the logarithm of how likely each item was drawn (not for uniform)")
+    share: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="k: tokens form groups of k (by a seeded permutation) and each scores the negatives of all k, so that "
+        "k x negatives logits cost the lookups of one set (sampled_softmax)",
+    )
+    share_within: Literal["sequence", "batch"] = Field(
+        "sequence",
+        description="whose tokens form a group: those of one sequence, so that samples stay independent of each other, "
+        "or any of the batch, which a schedule that cuts batches refuses",
+    )
+    share_by: Literal["rows", "logits"] = Field(
+        "rows",
+        description="rows: a token scores the shared negatives itself; logits: it takes over its neighbours' own logits, "
+        "an ablation that is no softmax of the token",
+    )
+    precision: Literal["fp32", "fp16"] = Field(
+        "fp32",
+        description="fp16: rows read as negatives travel between ranks and are scored in 16 bits (and their gradients travel so); "
+        "rows of the history and of targets stay exact",
+    )
+    fetch: Literal["whole", "segmented"] = Field(
+        "whole",
+        description="whole: all distinct negatives of a step at once; segmented: in segments with the next one on its way while "
+        "one is scored, so that memory does not grow with tokens x negatives",
+    )
+    segment_bytes: int = Field(1 << 23, ge=1 << 12, description="segmented: bytes of rows one of the two buffers may hold")
     temperature: Positive = Field(0.05, description="logits are divided by it")
     normalize: bool = Field(True, description="compare directions: L2-normalise hidden states and item rows before the dot product")
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> "LossConfig":
+        if self.share > 1 and self.kind != "sampled_softmax":
+            raise ValueError(f"loss.share lets tokens score each other's own sets, but kind {self.kind} has no set per token")
+        if (self.precision == "fp16" or self.fetch == "segmented") and self.kind not in ("sampled_softmax", "sequence_softmax"):
+            raise ValueError(
+                f"loss.precision=fp16 and loss.fetch=segmented are for sampled_softmax and sequence_softmax, not for {self.kind}"
+            )
+        if self.share_by == "logits" and (self.precision == "fp16" or self.fetch == "segmented"):
+            raise ValueError("loss.share_by=logits is an ablation for whole fetches in fp32; use share_by=rows")
+        return self
 
 
 class OptimizerConfig(Section):

@@ -32,7 +32,7 @@ def train_step(
     count = int(ranks.sum([gathered.supervised_S.numel()])[0])  # of all ranks: the one normaliser
     loss, _ = recommender.loss_sum(batch, step, gathered)
     (loss / max(count, 1)).backward()
-    recommender.tables.apply(gathered.lookups, recipe.tables.lr * factor)
+    recommender.apply(gathered, recipe.tables.lr * factor)
     ranks.sum_gradients_(recommender.model)
     step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
     return float(loss.detach()), count

@@ -2,26 +2,31 @@
 
 So micro-batches, ranks and resumed runs draw the very same negatives. `uniform` draws every item alike; `popularity` draws by
 (a power of) how often an item occurs in the training part, through Walker's alias method with integer thresholds, and knows the
-logarithm of each item's probability for the logQ correction.
+logarithm of each item's probability for the logQ correction. `in_batch` draws from the targets of the batch, whose rows are looked
+up anyway; `mixed` draws a share there and the rest from the whole catalogue, so that items nobody chose are pushed down too. These
+two look at the company, so they say `mixes_samples`.
 """
 
 import numpy as np
 import torch
 
+from slipstream.ops.counter_random import derive_seed
 from slipstream.ops.item_draws import draw_items
+from slipstream.training.config import LossConfig
 
 
 class UniformNegatives:
     """Every item alike; log_q is a constant and cancels in the softmax, so there is none."""
 
     log_q_N: torch.Tensor | None = None
+    mixes_samples = False
 
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items
 
-    def draw(self, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
-        """int64 [T, count]: the negatives of the tokens named `token_ids_T`."""
-        return draw_items(seed, token_ids_T, count, self.num_items)
+    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
+        """int64 [X, count]: the negatives of whoever is named `names_X`; `company_S` are the targets of the batch."""
+        return draw_items(seed, names_X, count, self.num_items)
 
 
 class PopularityNegatives(UniformNegatives):
@@ -38,8 +43,44 @@ class PopularityNegatives(UniformNegatives):
         with np.errstate(divide="ignore"):
             self.log_q_N = torch.from_numpy(np.log(share_N))
 
-    def draw(self, seed: int, token_ids_T: torch.Tensor, count: int) -> torch.Tensor:
-        return draw_items(seed, token_ids_T, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N)
+    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
+        return draw_items(seed, names_X, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N)
+
+
+class BatchNegatives(UniformNegatives):
+    """A share of the draws (all of them where `mixed_share` is 1) from the batch's targets, the others uniform.
+
+    A target occurs in a batch about as often as in training, so q is that mixture: share * frequency + (1 - share) / items.
+    """
+
+    mixes_samples = True
+
+    def __init__(self, counts_N: np.ndarray, mixed_share: float = 1.0) -> None:
+        super().__init__(len(counts_N))
+        if not 0 < mixed_share <= 1:
+            raise ValueError(f"the share of negatives from the batch must be above 0 and at most 1, got {mixed_share}")
+        self.mixed_share = mixed_share
+        frequency_N = np.clip(np.asarray(counts_N, dtype=np.float64), 1.0, None)
+        frequency_N /= frequency_N.sum()
+        self.log_q_N = torch.from_numpy(np.log(mixed_share * frequency_N + (1.0 - mixed_share) / self.num_items))
+
+    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
+        from_batch = max(1, round(count * self.mixed_share)) if company_S.numel() else 0
+        parts = []
+        if from_batch:
+            parts.append(company_S[draw_items(derive_seed(seed, 1), names_X, from_batch, company_S.numel())])
+        if count > from_batch:
+            parts.append(draw_items(derive_seed(seed, 2), names_X, count - from_batch, self.num_items))
+        return torch.cat(parts, dim=1)
+
+
+def make_negatives(config: LossConfig, counts_N: np.ndarray) -> UniformNegatives:
+    """The sampler a recipe asks for; `counts_N` says how often each item occurs in the training part."""
+    if config.sampling == "popularity":
+        return PopularityNegatives(counts_N.clip(min=1) ** config.popularity_power)
+    if config.sampling in ("in_batch", "mixed"):
+        return BatchNegatives(counts_N, config.mixed_share if config.sampling == "mixed" else 1.0)
+    return UniformNegatives(len(counts_N))
 
 
 def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -64,6 +64,16 @@ class Ranks:
         """The ranks that hold the same rows; None where there is one replica."""
         return None if self.mesh is None or self.replicas == 1 else self.mesh.get_group("replica")
 
+    def another_shard_group(self, timeout_seconds: float) -> dist.ProcessGroup | None:
+        """The ranks of this replica as a process group of its own, for messages that overlap with others. Collective."""
+        if self.mesh is None or self.shards == 1:
+            return None
+        mine = None
+        for row in self.mesh.mesh.tolist():
+            group = dist.new_group(row, timeout=timedelta(seconds=timeout_seconds))
+            mine = group if self.rank in row else mine
+        return mine
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum of everybody's numbers (exact for integers below 2^53), the same on all ranks."""
         if self.everybody is None:

@@ -13,9 +13,12 @@ from torch import nn
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
+from slipstream.ops.rows import take_rows
+from slipstream.ops.token_groups import Groups, singles
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.exchange import Exchange, Lookup
 from slipstream.tables.factory import make_tier
@@ -27,8 +30,10 @@ from slipstream.tables.tier import Tier
 from slipstream.training.config import Recipe
 from slipstream.training.device import HOST, Carrier
 from slipstream.training.features import ITEM, Features, labels_TA
-from slipstream.training.losses import RETRIEVAL_LOSSES, Question, ranking_loss
-from slipstream.training.negatives import PopularityNegatives, UniformNegatives, training_counts
+from slipstream.training.losses import RETRIEVAL_LOSSES, Question, half_precision, ranking_loss
+from slipstream.training.negative_fetch import FetchConfig, SegmentedFetch, SegmentedStep
+from slipstream.training.negative_plan import mixed_by, plan_negatives
+from slipstream.training.negatives import UniformNegatives, make_negatives, training_counts
 from slipstream.training.ranks import ALONE, Ranks
 
 _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
@@ -41,7 +46,8 @@ class Wanted:
     keys: dict[str, list[torch.Tensor]]  # table -> key lists, the inputs first
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
+    groups: Groups | None = None  # tokens that share negatives
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class Gathered:
     lookups: Lookups
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R] or [R]
+    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
+    groups: Groups | None = None  # tokens that share negatives
+    segments: SegmentedStep | None = None  # where negatives are fetched in segments: not among the lookups
 
     def carried_by(self, carrier: Carrier) -> "Gathered":
         """The same on the carrier's device; gradients still arrive at the rows of `lookups` as they were."""
@@ -66,6 +74,7 @@ class Gathered:
             lookups=Lookups(lookups, self.lookups.route),
             supervised_S=carrier.move(self.supervised_S),
             negatives=None if self.negatives is None else carrier.move(self.negatives),
+            groups=None if self.groups is None else self.groups.moved(carrier.move),
         )
 
 
@@ -96,6 +105,15 @@ class Recommender:
             ).to(dtype=dtype)
         self.model.to(device)
         self.tables = build_tables(recipe, features, dtype, ranks)
+        self.fetch: SegmentedFetch | None = None
+        if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
+            loss = recipe.loss
+            if device != HOST:
+                raise SlipstreamError(
+                    "loss.fetch=segmented scores negatives where their rows are, on the host; use loss.fetch=whole"
+                )
+            config = FetchConfig(loss.segment_bytes, loss.normalize, loss.precision == "fp16")
+            self.fetch = SegmentedFetch(self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout))
 
     @classmethod
     def build(
@@ -108,10 +126,11 @@ class Recommender:
     ) -> "Recommender":
         """A new recommender for the items, features and popularity of a store."""
         negatives = None
-        if recipe.loss.sampling == "popularity":
+        if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
-            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
-            negatives = PopularityNegatives(counts_N.clip(min=1) ** recipe.loss.popularity_power)
+            negatives = make_negatives(
+                recipe.loss, training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
+            )
         return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks, device=device)
 
     def gather(self, batch: JaggedBatch, step: int) -> Gathered:
@@ -121,7 +140,17 @@ class Recommender:
 
     def gathered(self, batch: JaggedBatch, wanted: Wanted, lookups: Lookups) -> Gathered:
         """A batch with rows that were looked up by `wanted.keys`."""
-        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives)
+        segments = None
+        if self.fetch is not None and wanted.negatives is not None:
+            segments = SegmentedStep(self.fetch, wanted.negatives, wanted.groups or singles(wanted.supervised_S.numel()))
+        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives, wanted.groups, segments)
+
+    def apply(self, gathered: Gathered, lr: float) -> None:
+        """One optimiser step of the tables from the gradients a backward pass has left. Collective."""
+        if gathered.segments is None:
+            self.tables.apply(gathered.lookups, lr)
+        else:
+            gathered.segments.update(self.tables.exchange.collect(gathered.lookups.route, gathered.lookups), lr)
 
     def wants(self, batch: JaggedBatch, step: int) -> Wanted:
         """The keys of every row a training step needs: history, features, targets, negatives."""
@@ -131,9 +160,17 @@ class Recommender:
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
             return Wanted(keys, supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
-        negatives = self._draw_negatives(batch.token_ids_T[supervised_S], step)
-        keys[ITEM] += [batch.next_items_T[supervised_S], torch.arange(self.features.num_items) if negatives is None else negatives]
-        return Wanted(keys, supervised_S, dropout_seed, negatives)
+        plan = plan_negatives(
+            self.recipe.loss, batch, supervised_S, derive_seed(self.recipe.seed, step, _NEGATIVES), self.negatives
+        )
+        negatives = torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
+        keys[ITEM] += [batch.next_items_T[plan.supervised_S], *([negatives] if self.fetch is None else [])]
+        return Wanted(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
+
+    @property
+    def mixes_samples(self) -> str | None:
+        """The recipe key through which samples of a batch see one another, or None."""
+        return mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
 
     def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
         """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
@@ -184,34 +221,31 @@ class Recommender:
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
         return self.on_device(Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1)))
 
-    def _draw_negatives(self, token_ids_S: torch.Tensor, step: int) -> torch.Tensor | None:
-        """Items this step's tokens compete with: [S, R] per token, [R] shared, None for the whole catalogue."""
-        config, seed = self.recipe.loss, derive_seed(self.recipe.seed, step, _NEGATIVES)
-        kind = RETRIEVAL_LOSSES[config.kind].negatives
-        if kind == "catalogue":
-            return None
-        if kind == "shared":
-            return self.negatives.draw(seed, torch.zeros(1, dtype=torch.int64), config.negatives)[0]
-        return self.negatives.draw(seed, token_ids_S, config.negatives)
-
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
 
     def _retrieval_loss(self, gathered: Gathered) -> torch.Tensor:
         config, lookup, batch = self.recipe.loss, gathered.lookups[ITEM], gathered.batch
         hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
-        target_log_q, negative_log_q = None, None
-        if config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None:
-            log_q_N = self.negatives.log_q_N.to(self.carrier.device, self.dtype)
-            target_log_q, negative_log_q = log_q_N[batch.next_items_T[gathered.supervised_S]], log_q_N[gathered.negatives]
+        hidden_SD, target_keys_S = self._directions(hidden_SD), batch.next_items_T[gathered.supervised_S]
+        corrected = config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None
+        known_N = self.negatives.log_q_N if corrected else None
+        log_q_N = None if known_N is None else known_N.to(self.carrier.device, self.dtype)
+        target_log_q_S = None if log_q_N is None else log_q_N[target_keys_S]
+        if gathered.segments is not None:
+            targets_SD = self._directions(take_rows(lookup.rows_UD, lookup.inverses[1]))
+            return gathered.segments.loss(hidden_SD, targets_SD, target_keys_S, config.temperature, target_log_q_S, log_q_N)
         question = Question(
-            hidden_SD=self._directions(hidden_SD),
+            hidden_SD=hidden_SD,
             rows_UD=self._directions(lookup.rows_UD),
             targets_S=lookup.inverses[1],
             negatives=None if gathered.negatives is None else lookup.inverses[2],
             temperature=config.temperature,
-            target_log_q_S=target_log_q,
-            negative_log_q=negative_log_q,
+            target_log_q_S=target_log_q_S,
+            negative_log_q=None if log_q_N is None or gathered.negatives is None else log_q_N[gathered.negatives],
+            groups=gathered.groups,
+            negative_rows_UD=self._directions(half_precision(lookup.rows_UD)) if config.precision == "fp16" else None,
+            literal=config.share_by == "logits",
         )
         return RETRIEVAL_LOSSES[config.kind].per_token(question)
 
@@ -257,5 +291,8 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
     if ranks.replica_group is not None:
         lane, whole = Lane(ranks.replica_group), frozenset(table.name for table in tables if table.rule.moves_untouched_rows)
         replicas = AveragedWeights(lane, config.average_every, lr_factor) if averaged else SummedGradients(lane, whole)
-    exchange = Exchange({table.name: table for table in tables}, ranks.shard_group, transport=config.transport)
+    # The third list of keys a retrieval step asks of the items is its negatives'.
+    half_lists = {ITEM: frozenset([2])} if recipe.task == "retrieval" and recipe.loss.precision == "fp16" else None
+    by_name = {table.name: table for table in tables}
+    exchange = Exchange(by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists)
     return TableCollection(tables, exchange, replicas)

@@ -29,7 +29,6 @@ from slipstream.training.config import Recipe
 from slipstream.training.device import HOST, Carried
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Stepped, Steps, total_steps
-from slipstream.training.losses import RETRIEVAL_LOSSES
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Gathered, Recommender, Wanted
@@ -59,9 +58,7 @@ class RecommenderWork:
 
     @property
     def mixes_samples(self) -> str | None:
-        kind = self.recommender.recipe.loss.kind
-        mixes = self.recommender.recipe.task == "retrieval" and RETRIEVAL_LOSSES[kind].mixes_samples
-        return f"loss '{kind}'" if mixes else None
+        return self.recommender.mixes_samples
 
     def next_batch(self) -> Any | None:
         return self.source()
@@ -202,6 +199,11 @@ def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps |
         raise SlipstreamError(
             f"schedule '{recipe.train.schedule}' moves rows in buffers, but tables.replicas=averaged moves them between steps too; "
             "use tables.replicas=exact, or train.schedule=synchronous"
+        )
+    if recorder.recommender.fetch is not None:
+        raise SlipstreamError(
+            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which loss.fetch=segmented is there to avoid; "
+            "use train.schedule=synchronous, or loss.fetch=whole"
         )
     assert isinstance(sampler, HandedOut)
     steps = total_steps(recipe, sampler.steps_per_epoch)

@@ -1,0 +1,291 @@
+"""Negatives fetched in segments: memory for two segments of rows, whatever tokens x negatives may be. Exact.
+
+Forward: the groups of a step are cut into segments; the distinct rows of a segment come from wherever they live (this rank's
+memory, a disk, their owners among the ranks), the next segment on its way while one is scored. What stays is a softmax weight per
+(token, negative). Update: a row's gradient is the weighted sum of the tokens it was scored with, so it is added up chunk of keys
+after chunk of keys, sent to the owners, and moves those rows at once; a matrix of all rows' gradients never exists either.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from slipstream.errors import SlipstreamError
+from slipstream.ops.grouped_losses import pieces
+from slipstream.ops.rows import unique_keys
+from slipstream.ops.token_groups import Groups, Scored, weight_places
+from slipstream.tables.collection import TableCollection, add
+from slipstream.tables.exchange import Exchange, Gradients, Lookup
+from slipstream.tables.memory import MemoryTable
+from slipstream.tables.replicas import AveragedWeights, Replicas
+from slipstream.tables.tier import Tier
+from slipstream.tables.transport import half_rounded
+
+_BUCKETS_PER_CHUNK = 16  # neighbouring keys one thread adds up at a time
+
+
+def refuse(table: Tier, replicas: Replicas | None) -> None:
+    """Raise where moving a table chunk after chunk would not be one step of it."""
+    if table.rule.moves_untouched_rows:
+        raise SlipstreamError(
+            f"loss.fetch=segmented moves rows in chunks, but tables.rule={table.rule.name} moves every row at every step; "
+            "use tables.rule=rowwise_adam or rowwise_adagrad, or loss.fetch=whole"
+        )
+    if table.forgets:
+        raise SlipstreamError(
+            f"loss.fetch=segmented moves rows in chunks, but table '{table.name}' may forget rows in between (tables.admit_after, "
+            "tables.max_rows); keep every row, or use loss.fetch=whole"
+        )
+    if isinstance(replicas, AveragedWeights):
+        raise SlipstreamError("loss.fetch=segmented needs tables.replicas=exact: averaged replicas count every update as a step")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Distinct rows of some groups' negatives."""
+
+    keys_U: torch.Tensor
+    rows_UD: torch.Tensor  # 16 bits where the fetch is in 16 bits
+    index_XR: torch.Tensor
+
+
+@dataclass(frozen=True)
+class FetchConfig:
+    """How negatives are compared and how much of them may be in memory."""
+
+    segment_bytes: int
+    normalize: bool = True
+    half: bool = False
+    ahead: bool | None = None  # fetch the next segment in a thread; None: where rows are waited for (other ranks, a disk)
+
+
+class SegmentedFetch:
+    """Rows of one table for negatives, segment after segment. With several ranks it is collective to build, and to use."""
+
+    def __init__(self, tables: TableCollection, name: str, config: FetchConfig, group: dist.ProcessGroup | None = None) -> None:
+        self.tables, self.name, self.config = tables, name, config
+        self.table = tables[name]
+        refuse(self.table, tables.replicas)
+        half_lists = {name: frozenset([0])} if config.half else None
+        only = {name: self.table}
+        self.exchange = Exchange(only, group, transport=tables.exchange.transport.kind, half_lists=half_lists)
+        waits = self.exchange.lane is not None or not isinstance(self.table, MemoryTable)
+        self.ahead = waits if config.ahead is None else config.ahead
+        row_bytes = self.table.dim * (2 if config.half else self.table.dtype.itemsize)
+        self.rows_per_segment = max(1, config.segment_bytes // row_bytes)
+
+    def cut(self, groups: Groups, per_set: int) -> list[tuple[int, int]]:
+        """Ranges of groups whose negatives, were they all different, fill one buffer (a range has at least one group)."""
+        if self.table.num_rows is not None and self.table.num_rows <= self.rows_per_segment:
+            return [(0, groups.count)] if groups.count else []
+        sets, ranges, first = max(1, self.rows_per_segment // per_set), [], 0
+        while first < groups.count:
+            full = int(torch.searchsorted(groups.set_offsets_G1, groups.set_offsets_G1[first] + sets, right=True)) - 1
+            ranges.append((first, max(first + 1, min(full, groups.count))))
+            first = ranges[-1][1]
+        return ranges
+
+    def most(self, counts: list[int]) -> list[int]:
+        """The largest of each number over the ranks. Collective."""
+        if self.exchange.lane is None:
+            return counts
+        return self.exchange.lane.gather_counts(torch.tensor(counts)).amax(0).tolist()
+
+    def segments(self, keys: list[torch.Tensor]) -> Iterator[Segment]:
+        """The segments of these key matrices; while one is in use only the next is fetched. Collective: as many on every rank."""
+        if not self.ahead:
+            yield from map(self._fetch, keys)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="slipstream-negatives") as thread:
+            coming = thread.submit(self._fetch, keys[0]) if keys else None
+            for place in range(len(keys)):
+                assert coming is not None
+                now = coming.result()
+                coming = thread.submit(self._fetch, keys[place + 1]) if place + 1 < len(keys) else None
+                yield now
+                del now
+
+    def compared(self, rows_UD: torch.Tensor) -> torch.Tensor:
+        """Rows as the loss compares them, in the table's type."""
+        rows_UD = rows_UD.to(self.table.dtype)
+        return F.normalize(rows_UD, dim=-1, eps=1e-6) if self.config.normalize else rows_UD
+
+    @torch.no_grad()
+    def _fetch(self, keys_XR: torch.Tensor) -> Segment:
+        route = self.exchange.route({self.name: [keys_XR]})
+        owned = {self.name: self.table.gather(route.owned[self.name])}
+        lookup = self.exchange.answer(route, owned)[self.name]
+        rows_UD = lookup.rows_UD.detach()
+        return Segment(
+            lookup.unique_U, half_rounded(rows_UD).to(torch.float16) if self.config.half else rows_UD, lookup.inverses[0]
+        )
+
+
+@dataclass
+class SegmentedStep:
+    """The negatives of one step: scored in segments by `loss`, and after backward turned into updates by `update`."""
+
+    fetch: SegmentedFetch
+    keys_XR: torch.Tensor
+    groups: Groups
+    scored: Scored | None = None
+    source_SD: torch.Tensor | None = field(default=None, repr=False)  # hidden states times the gradient of their loss
+
+    def loss(
+        self,
+        hidden_SD: torch.Tensor,
+        targets_SD: torch.Tensor,
+        target_keys_S: torch.Tensor,
+        temperature: float,
+        target_log_q_S: torch.Tensor | None,
+        log_q_N: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The softmax loss of each token; gradients reach hidden_SD and targets_SD, the negatives' stay here."""
+        return _SegmentedSoftmax.apply(hidden_SD, targets_SD, self, target_keys_S, temperature, target_log_q_S, log_q_N)
+
+    def score(
+        self,
+        hidden_SD: torch.Tensor,
+        targets_SD: torch.Tensor,
+        target_keys_S: torch.Tensor,
+        temperature: float,
+        target_log_q_S: torch.Tensor | None,
+        log_q_N: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Forward over all segments."""
+        serve, groups, per_set = pieces(hidden_SD), self.groups, self.keys_XR.shape[1]
+        block = serve.block_of(groups)
+        places_G1 = weight_places(groups, per_set, block)
+        weights = hidden_SD.new_empty(int(places_G1[-1]))
+        loss_S, target_weights_S = hidden_SD.new_empty(2, len(hidden_SD)).unbind()
+        unit_SD = torch.empty_like(hidden_SD, memory_format=torch.contiguous_format)
+        ranges = self.fetch.cut(groups, per_set)
+        set_ranges = [tuple(groups.set_offsets_G1[[first, last]].tolist()) for first, last in ranges]
+        keys = [self.keys_XR[begin:end] for begin, end in set_ranges]
+        keys += [self.keys_XR[:0]] * (self.fetch.most([len(keys)])[0] - len(keys))
+        place = -1  # counted by hand: enumerate would hold on to the segment before
+        for segment in self.fetch.segments(keys):
+            place += 1
+            if place >= len(ranges):
+                continue
+            first, last = ranges[place]
+            tokens = slice(*groups.offsets_G1[[first, last]].tolist())
+            loss_S[tokens], part = serve.score(
+                hidden_SD[tokens],
+                targets_SD[tokens],
+                _places_of(target_keys_S[tokens], segment.keys_U),
+                self.fetch.compared(segment.rows_UD),
+                segment.index_XR,
+                groups.take(first, last),
+                temperature,
+                None if target_log_q_S is None else target_log_q_S[tokens],
+                None if log_q_N is None else log_q_N[keys[place]],
+                block=block,
+                weights=weights[places_G1[first] : places_G1[last]],
+            )
+            target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
+            del segment, part
+        self.scored = Scored(groups, per_set, block, places_G1, weights, target_weights_S, unit_SD)
+        return loss_S
+
+    def update(self, collected: Gradients, lr: float) -> None:
+        """Move every row of the step: `collected` holds the gradients of the ordinary lookups, at their owners. Collective."""
+        tables, name = self.fetch.tables, self.fetch.name
+        if len(collected) > 1:
+            tables.update({other: part for other, part in collected.items() if other != name}, lr)
+        others_O, other_grads_OD = collected[name]
+        below = self.fetch.table.num_rows or (1 << 62)
+        distinct = min(self.keys_XR.numel(), below)
+        chunks = self.fetch.most([max(1, -(-distinct // self.fetch.rows_per_segment))])[0]
+        begin = 0
+        for chunk, negatives in enumerate(self._chunks(chunks, below)):
+            end = int(torch.searchsorted(others_O, -(-below * (chunk + 1) // chunks)))
+            part = {name: (others_O[begin:end], other_grads_OD[begin:end])}
+            tables.update(add([part, {name: self._owned(negatives)}]), lr)
+            begin = end
+        self.scored = self.source_SD = None
+
+    def _chunks(self, chunks: int, below: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Chunk after chunk of neighbouring keys: this rank's keys and the gradients of what they were compared as."""
+        if self.scored is None or self.source_SD is None or self.keys_XR.numel() == 0:
+            width, dtype = self.fetch.table.dim, self.fetch.table.dtype
+            yield from ((torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=dtype)) for _ in range(chunks))
+            return
+        serve, source_SD, keys_E = pieces(self.source_SD), self.source_SD.contiguous(), self.keys_XR.contiguous().view(-1)
+        order_E, starts = serve.deal(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
+        group_of_set_X = self.groups.of_sets().to(torch.int32)
+        for chunk in range(chunks):
+            buckets = chunk * _BUCKETS_PER_CHUNK, (chunk + 1) * _BUCKETS_PER_CHUNK
+            mine_E = keys_E[order_E[starts[buckets[0]] : starts[buckets[1]]].to(torch.int64)]
+            keys_U, place_E = unique_keys(mine_E)
+            grads_UD = source_SD.new_zeros(keys_U.numel(), source_SD.shape[1])
+            serve.add_dealt(grads_UD, source_SD, self.scored, group_of_set_X, order_E, starts, buckets, place_E, by_position=True)
+            yield keys_U, grads_UD
+
+    def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys this rank owns and their gradients, summed over the ranks, through the comparison down to the rows."""
+        exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
+        keys_U, grads_UD = mine
+        if exchange.lane is None:
+            owned_O, grads_OD = keys_U, grads_UD
+        else:
+            sent = Lookup(keys_U, grads_UD.detach().requires_grad_(), [])
+            sent.rows_UD.grad = grads_UD
+            owned_O, grads_OD = exchange.collect(exchange.route({name: [keys_U]}), {name: sent})[name]
+        rows_OD = table.gather(owned_O)
+        if self.fetch.config.half:
+            rows_OD = half_rounded(rows_OD)
+        return owned_O, _through_comparison(rows_OD, grads_OD, self.fetch.config.normalize)
+
+
+def _through_comparison(rows_OD: torch.Tensor, grads_OD: torch.Tensor, normalize: bool) -> torch.Tensor:
+    """The gradient of the rows from that of their directions."""
+    if not normalize or rows_OD.numel() == 0:
+        return grads_OD
+    with torch.enable_grad():
+        leaf_OD = rows_OD.detach().requires_grad_()
+        return torch.autograd.grad(F.normalize(leaf_OD, dim=-1, eps=1e-6), leaf_OD, grads_OD)[0]
+
+
+def _places_of(wanted_S: torch.Tensor, keys_U: torch.Tensor) -> torch.Tensor:
+    """Where the wanted keys stand among ascending keys; -1 where they do not."""
+    if keys_U.numel() == 0:
+        return torch.full_like(wanted_S, -1)
+    place_S = torch.searchsorted(keys_U, wanted_S).clamp(max=keys_U.numel() - 1)
+    return torch.where(keys_U[place_S] == wanted_S, place_S, -1)
+
+
+class _SegmentedSoftmax(torch.autograd.Function):
+    """Autograd's view of a segmented step."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        hidden_SD: torch.Tensor,
+        targets_SD: torch.Tensor,
+        step: SegmentedStep,
+        target_keys_S: torch.Tensor,
+        temperature: float,
+        target_log_q_S: torch.Tensor | None,
+        log_q_N: torch.Tensor | None,
+    ) -> torch.Tensor:
+        loss_S = step.score(hidden_SD, targets_SD, target_keys_S, temperature, target_log_q_S, log_q_N)
+        ctx.save_for_backward(hidden_SD)
+        ctx.step = step  # type: ignore[attr-defined]
+        return loss_S
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_S: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (hidden_SD,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        step: SegmentedStep = ctx.step  # type: ignore[attr-defined]
+        assert step.scored is not None
+        grad_S1 = grad_S.unsqueeze(1)
+        step.source_SD = hidden_SD * grad_S1
+        grad_targets_SD = step.source_SD * step.scored.target_weights_T.unsqueeze(1)
+        return step.scored.unit_TD * grad_S1, grad_targets_SD, None, None, None, None, None
