@@ -121,10 +121,13 @@ class Histories:
     def __init__(self, length: int, first_id: int, num_items: int, tasks: tuple[str, ...], max_len: int) -> None:
         self.length, self.first_id, self.num_items, self.tasks, self.max_len = length, first_id, num_items, tasks, max_len
         self._made: dict[int, Behaviours] = {}
+        self._short: dict[int, bool] = {}
 
     def length_of(self, user: int, page: int) -> int:
         """Behaviours of a user when asking for a page."""
-        short = np.random.default_rng(user).random() < SHORT_SHARE
+        short = self._short.get(user)
+        if short is None:
+            short = self._short[user] = bool(np.random.default_rng(user).random() < SHORT_SHARE)
         return min(self.max_len, (SHORT_LENGTH if short else self.length) + PAGE * page)
 
     def of(self, user: int, page: int) -> Behaviours:

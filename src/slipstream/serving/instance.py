@@ -66,6 +66,11 @@ class Instance:
     def version(self) -> str:
         return self.engine.version
 
+    @property
+    def backlog(self) -> int:
+        """Tokens of prefixes still to be computed."""
+        return self._outstanding_tokens
+
     # ---- pre-inference -------------------------------------------------------------------------------------------------------
 
     async def preinfer(self, user: str, history: Behaviours, *, rank_in: float | None = None) -> Admission:
