@@ -17,7 +17,7 @@ GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, 
     ("change", "reason"),
     [
         ({}, "admitted"),
-        ({"inline_tail": 0.08}, "not_at_risk"),
+        ({"inline_tail": 0.03}, "not_at_risk"),
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),

@@ -4,10 +4,10 @@ Two instances of one thread each, real processes; session traces (serving_trace.
 count as misses. The history's length is the machine's: the longest whose in-line ranking, measured at the start on all instances at
 once, takes half the SLO, so that the system without the relay race can hold it at a low rate.
 
-`slo_qps` is the largest Poisson rate that holds: the same bisection for both variants with our own open-loop generator over the same
-trace, then MLPerf LoadGen's Server scenario at that rate (or the next lower one it calls VALID). `max_prefix` is the longest history
-that holds at a fixed rate. "without" ranks every request in line, on the same engine, kernels and scheduler, wherever the least work
-waits. A bundle of random weights: speed does not depend on what a model has learnt.
+`slo_qps` is the largest Poisson rate that holds: the same bisection for both variants with our own open-loop generator over the
+same trace, then MLPerf LoadGen's Server scenario at that rate (or the next lower one it calls VALID). `max_prefix` is the longest
+history that holds at a fixed rate. "without" ranks every request in line, on the same engine, kernels and scheduler, wherever the
+least work waits. A bundle of random weights: speed does not depend on what a model has learnt.
 
 Real arrivals come from the logs found in the folders of `$SLIPSTREAM_DATA`; without one, synthetic sessions serve and are named so.
 """
@@ -67,7 +67,7 @@ async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any)
         capacity = INSTANCES * 1e3 / inline_ms  # long histories a second that would keep all instances busy in line
         say(f"{length} behaviours rank in line in {inline_ms:.1f} ms; noise floor {floor:.2f} ms")
         bench = Bench(fleet, sessions, QUICK if quick else FULL, length, say)
-        rates = {v: await bench.largest_rate(v, 0.06 * capacity, 4.0 * capacity, probes) for v in ("relay", "without")}
+        rates = await bench.largest_rates(("relay", "without"), 0.06 * capacity, 4.0 * capacity, probes)
         if loadgen_at_hand() and not quick:
             rates = {variant: await bench.judged_rate(variant, rate) for variant, rate in rates.items()}
         elif not loadgen_at_hand():
@@ -75,10 +75,8 @@ async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any)
         for variant in ABLATIONS:
             await bench.run(variant, max(rates["relay"], 0.5 * capacity))
         rate = FIXED_LOAD * capacity
-        lengths = {
-            v: await bench.longest_prefix(v, rate, length // 2, min(4 * length, MODEL["max_len"]), probes - 1)
-            for v in ("relay", "without")
-        }
+        longest = min(4 * length, MODEL["max_len"])
+        lengths = await bench.longest_prefixes(("relay", "without"), rate, length // 2, longest, probes - 1)
     return bench.rows, {
         "slo_qps_ratio": rates["relay"] / rates["without"] if rates["without"] else float("inf"),
         "max_prefix_ratio": lengths["relay"] / lengths["without"] if lengths["without"] else float("inf"),

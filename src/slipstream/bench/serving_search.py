@@ -1,11 +1,14 @@
 """One fleet driven through variants, rates and lengths: a run and its row, and the search for the largest that holds the SLO.
 
 Every run of a variant gets fresh instances and the same trace. Its length is a number of requests, not of seconds, because that is
-what a 99th percentile needs: of `requests` a hundredth may miss. A run that has missed more is ended there, its verdict being certain.
+what a 99th percentile needs: of `requests` a hundredth may miss. A run that has missed more ends there, its verdict being certain.
+The trace begins in the middle of things, but fresh instances know nobody: `WARM_UP` seconds of it, which do not count, let those in
+mid-session be seen once, as they would have been. Where nothing is kept there is nobody to know, and two seconds are enough.
+The searches of two variants take turns, so that a slow minute of the machine meets both.
 """
 
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from slipstream.bench.serving_load import Cascade, Outcome, Route, loadgen_serve
 from slipstream.bench.serving_trace import Histories, Session
 from slipstream.bench.serving_worker import Fleet
 
-WARM_UP = 3.0  # seconds of the trace before what counts
+WARM_UP, SHORT_WARM_UP = 10.0, 2.0  # seconds of the trace before what counts; the latter where nothing is kept
 HITS = ("device", "host", "joined", "extended", "inline")
 
 
@@ -54,13 +57,15 @@ class Bench:
         wanted = setting.loadgen_requests if loadgen else setting.requests
         seconds = min(wanted / rate, (3 if loadgen else 1) * setting.most_seconds)
         # The same trace for every variant at this rate; LoadGen makes its own times and may ask for somewhat more.
-        requests = serving_trace.replay(self.sessions, rate, (3 if loadgen else 1.3) * (WARM_UP + seconds), seed=1)
+        requests = serving_trace.replay(self.sessions, rate, (2 if loadgen else 1.3) * (WARM_UP + seconds), seed=1)
         requests = serving_trace.poisson(requests, rate, seed=1)
-        warm = [request for request in requests if request.at < WARM_UP]
-        requests = [replace(request, at=request.at - WARM_UP) for request in requests[len(warm) :]]
-        await open_loop(self._cascade(variant, length, Outcome(rate), 1.0), warm)
+        skipped = 0.0 if config.get("relay", True) else WARM_UP - SHORT_WARM_UP
+        warm = [replace(request, at=request.at - skipped) for request in requests if skipped <= request.at < WARM_UP]
+        requests = [replace(request, at=request.at - WARM_UP) for request in requests if request.at >= WARM_UP]
+        cascade = self._cascade(variant, length, Outcome(rate), 1.0)
+        await open_loop(cascade, warm)
         before = await self.fleet.stats()
-        cascade = self._cascade(variant, length, outcome, setting.slo)
+        cascade.outcome, cascade.slo = outcome, setting.slo
         if loadgen:
             with tempfile.TemporaryDirectory() as folder:
                 await loadgen_server(cascade, requests, rate, seconds, Path(folder))
@@ -71,8 +76,9 @@ class Bench:
         row = _row(variant, length, outcome, change, measured) | {"score_diff": await self.fleet.score_diff()}
         self.rows.append(row)
         self.say(
-            f"{variant:>18} {rate:6.1f}/s {length:5d} behaviours: {row['requests']:4d} requests, p99 {row['p99_ms']:6.1f} ms, within "
-            f"SLO {row['within_slo']:.3f}, hits {row['hits']}, wasted {row['wasted']}, late {row['late']}  {row['verdict']}"
+            f"{variant:>18} {rate:6.1f}/s {length:5d} behaviours: {row['requests']:4d} requests, p99 {row['p99_ms']:6.1f} ms, "
+            f"within SLO {row['within_slo']:.3f}, hits {row['hits']}, {row['from_host']} from the host, wasted {row['wasted']}, "
+            f"late {row['late']}  {row['verdict']}"
         )
         return outcome
 
@@ -80,25 +86,23 @@ class Bench:
         routes: dict[str, Route] = {"affinity off": "random", "without": "least work"}
         histories = Histories(length, 0, 1, (), self.fleet.max_len)
         route = routes.get(variant, "affinity")
-        return Cascade(
-            self.fleet, stages=self.setting.stages, slo=slo, route=route, outcome=outcome, size=histories.length_of
-        )
+        return Cascade(self.fleet, stages=self.setting.stages, slo=slo, route=route, outcome=outcome, size=histories.length_of)
 
-    async def largest_rate(self, variant: str, low: float, high: float, probes: int) -> float:
-        """The largest rate that holds the SLO, by our own generator; 0 where none that was tried does."""
+    async def largest_rates(self, variants: Sequence[str], low: float, high: float, probes: int) -> dict[str, float]:
+        """Each variant's largest rate that holds the SLO, by our own generator; 0 where none that was tried does."""
+        searches = {variant: Bisection(low, high) for variant in variants}
+        for _ in range(probes):
+            for variant, search in searches.items():
+                search.note((await self.run(variant, search.middle)).holds)
+        return {variant: search.best for variant, search in searches.items()}
 
-        async def holds(rate: float) -> bool:
-            return (await self.run(variant, rate)).holds
-
-        return await largest(holds, low, high, probes)
-
-    async def longest_prefix(self, variant: str, rate: float, low: int, high: int, probes: int) -> int:
-        """The longest history that holds the SLO at a fixed rate."""
-
-        async def holds(length: float) -> bool:
-            return (await self.run(variant, rate, whole(length))).holds
-
-        return whole(await largest(holds, low, high, probes))
+    async def longest_prefixes(self, variants: Sequence[str], rate: float, low: int, high: int, probes: int) -> dict[str, int]:
+        """Each variant's longest history that holds the SLO at a fixed rate."""
+        searches = {variant: Bisection(low, high) for variant in variants}
+        for _ in range(probes):
+            for variant, search in searches.items():
+                search.note((await self.run(variant, rate, whole(search.middle))).holds)
+        return {variant: whole(search.best) for variant, search in searches.items()}
 
     async def judged_rate(self, variant: str, rate: float, steps: int = 4, step: float = 0.93) -> float:
         """The rate, or the next smaller one by `step`, that LoadGen calls VALID; 0 where it calls none so."""
@@ -111,34 +115,39 @@ class Bench:
 
 def whole(length: float) -> int:
     """Lengths are tried in steps of 16 behaviours."""
-    return int(round(length / 16)) * 16
+    return round(length / 16) * 16
 
 
-async def largest(holds: Callable[[float], Awaitable[bool]], low: float, high: float, probes: int) -> float:
-    """Bisection in steps of ratio: the largest value found to hold, 0 where none does."""
-    best = 0.0
-    for _ in range(probes):
-        middle = (low * high) ** 0.5
-        if await holds(middle):
-            best = low = middle
+@dataclass
+class Bisection:
+    """In steps of ratio: the largest value found to hold, 0 where none does."""
+
+    low: float
+    high: float
+    best: float = 0.0
+
+    @property
+    def middle(self) -> float:
+        """What to try next."""
+        return (self.low * self.high) ** 0.5
+
+    def note(self, holds: bool) -> None:
+        """How that went."""
+        if holds:
+            self.best = self.low = self.middle
         else:
-            high = middle
-    return best
+            self.high = self.middle
 
 
 async def length_of_time(fleet: Fleet, milliseconds: float, low: int, high: int) -> tuple[int, float]:
     """The longest history whose in-line ranking takes no more than this here and now, and what it takes."""
-    found, taken = low, await fleet.inline_ms(low)
-
-    async def fits(length: float) -> bool:
-        nonlocal found, taken
-        now = await fleet.inline_ms(whole(length))
-        if now <= milliseconds:
-            found, taken = whole(length), now
-        return now <= milliseconds
-
-    await largest(fits, low, high, 7)
-    return found, taken
+    search, taken = Bisection(low, high), 0.0
+    for _ in range(7):
+        length = whole(search.middle)
+        now = await fleet.inline_ms(length)
+        search.note(now <= milliseconds)
+        taken = now if now <= milliseconds else taken
+    return whole(search.best or low), taken
 
 
 def _row(variant: str, length: int, outcome: Outcome, change: dict[str, float], measured: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +163,7 @@ def _row(variant: str, length: int, outcome: Outcome, change: dict[str, float], 
         "within_slo": outcome.goodput,
         "verdict": outcome.verdict or ("holds" if outcome.holds else "misses, ended early" if outcome.cut_short else "misses"),
         "hits": "/".join(str(outcome.hits[name]) for name in HITS),
+        "from_host": int(change.get("prefixes_reloaded", 0) + change.get("prefixes_extended_from_host", 0)),
         "wasted": int(change.get("wasted", 0)),
         "late": int(change.get("late", 0)),
         "samples": {

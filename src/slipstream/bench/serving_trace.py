@@ -85,17 +85,17 @@ def sessions_of(users_N: np.ndarray, seconds_N: np.ndarray) -> list[Session]:
 
 
 def replay(sessions: list[Session], rate: float, seconds: float, seed: int = 0) -> list[Request]:
-    """Requests of `seconds` at `rate` a second on average, in the log's order, rescaled, from a seeded place of the log on.
+    """Requests of `seconds` at `rate` a second on average, in the log's order, rescaled.
 
-    Sessions already under way when it starts are there too, from the page they are at.
+    Sessions are taken evenly from the whole log (from a seeded one on), so that every rate meets the same mix of long and short
+    visits. Those already under way when it starts are there too, from the page they are at.
     """
     mean_pages = float(np.mean([len(session.pages) for session in sessions]))
-    lead = 60.0  # seconds of sessions before the window, so that it opens in the middle of things
+    lead = 120.0  # seconds of sessions before the window, so that it opens in the middle of things
     needed = max(2, int(rate / mean_pages * (seconds + lead)))
-    if needed > len(sessions):
-        sessions = sessions * (needed // len(sessions) + 1)
-    at = int(np.random.default_rng(seed).integers(0, len(sessions) - needed + 1))
-    chosen = sessions[at : at + needed]
+    first, rounds = np.random.default_rng(seed).integers(0, len(sessions)), -(-needed // len(sessions))
+    places = (first + np.arange(needed) * rounds * len(sessions) // needed) % len(sessions)
+    chosen = [sessions[place] for place in places.tolist()]
     ranks = np.linspace(0.0, 1.0, needed)  # starts by order, evenly: the log's days and nights would swamp seconds
     found = []
     for number, (session, rank) in enumerate(zip(chosen, ranks.tolist(), strict=True)):

@@ -79,14 +79,15 @@ class _Worker:
             self.kept = [*self.kept[-_CHECKED + 1 :], (user, page, answer.scores)]
         return {"hit": answer.hit, "backlog": self.instance.backlog}
 
-    def _inline_ms(self, length: int, repeats: int = 5) -> float:
-        """The time of ranking one history of this length in line, nothing else going on: the middle one of a few."""
+    def _inline_ms(self, length: int, repeats: int = 7) -> float:
+        """The time of ranking one history of this length in line, now and then, as requests come: the middle one of a few."""
         assert self.instance is not None
         engine = self.instance.engine
         histories = Histories(length, self.first_id, self.num_items, engine.tasks, engine.max_len)
         user = next(user for user in range(1000) if histories.length_of(user, 0) == length)
         taken = []
         for _ in range(repeats):
+            time.sleep(0.02)
             begin = time.perf_counter()
             engine.rank(None, histories.of(user, 0), histories.candidates(user, 0, self.candidates))
             taken.append(time.perf_counter() - begin)

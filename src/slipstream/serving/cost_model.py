@@ -87,20 +87,20 @@ class CostModel:
 
     def pass_seconds(self, new: int, past: int) -> float:
         """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
-        return self.factors["rank" if past else "inline"] * self._plain(new, past)
+        return self.factors["rank" if past else "inline"] * self.plain_seconds(new, past)
 
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
         """A prefill up to `tokens`, of which `past` are there already, in chunks."""
         total, at, chunk = 0.0, past, self.chunk_for(tokens)
         while at < tokens:
             step = min(chunk, tokens - at)
-            total += self._plain(step, at)
+            total += self.plain_seconds(step, at)
             at += step
         return self.factors["prefill"] * total
 
     def chunk_for(self, tokens: int) -> int:
         """The largest chunk of a prefill of so many tokens whose one-layer step stays within a slice, half-way through it."""
-        fitting = (c for c in CHUNKS if self._plain(c, tokens // 2) / self.layers <= self.slice_seconds)
+        fitting = (c for c in CHUNKS if self.plain_seconds(c, tokens // 2) / self.layers <= self.slice_seconds)
         return next(fitting, CHUNKS[-1])
 
     def copy_seconds(self, nbytes: int) -> float:
@@ -122,7 +122,8 @@ class CostModel:
         step = _LEARNING * tail
         self.tails[kind] = max(0.05, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL)))
 
-    def _plain(self, new: int, past: int) -> float:
+    def plain_seconds(self, new: int, past: int) -> float:
+        """As measured at the start, no factors."""
         return float(self.coefficients @ _features(new, past))
 
 

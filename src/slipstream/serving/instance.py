@@ -26,15 +26,14 @@ from slipstream.serving.engine import SUFFIX_ROOM, Behaviours, Engine, Question
 from slipstream.serving.engine_items import Encoded
 from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
 from slipstream.serving.expander import Expander
-from slipstream.serving.instance_config import Admission, Hit, InstanceConfig, RankAnswer
+from slipstream.serving.instance_config import Admission, InstanceConfig, RankAnswer
+from slipstream.serving.instance_figures import figures
 from slipstream.serving.instance_load import RecentWaits, keep_newest, window_start
 from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
 from slipstream.serving.scheduler import Job, Kind, Scheduler
-from slipstream.serving.trigger import ADMITTED, REFUSALS, Prospect, Trigger
+from slipstream.serving.trigger import ADMITTED, Prospect, Trigger
 
 __all__ = ["Admission", "BadRequest", "DeadlinePassed", "Instance", "InstanceConfig", "Overloaded", "RankAnswer"]
-
-HITS: tuple[Hit, ...] = ("device", "host", "joined", "extended", "inline")
 
 
 class Instance:
@@ -59,7 +58,7 @@ class Instance:
         self.counts: Counter[str] = Counter()
         self._announced: dict[PrefixKey, float] = {}  # when a prefix was admitted, until it is consumed
         self._waits = RecentWaits()
-        self._ranking = self._outstanding_tokens = self._copies = 0
+        self.ranking = self.outstanding_tokens = self._copies = 0
         self.draining = False
 
     @property
@@ -69,7 +68,7 @@ class Instance:
     @property
     def backlog(self) -> int:
         """Tokens of prefixes still to be computed."""
-        return self._outstanding_tokens
+        return self.outstanding_tokens
 
     # ---- pre-inference -------------------------------------------------------------------------------------------------------
 
@@ -80,8 +79,8 @@ class Instance:
         rank_in = self.config.rank_in if rank_in is None else max(0.0, rank_in)
         encoded = self._window(self.engine.encode(history))
         tokens = self.engine.cached_tokens(len(encoded))
-        if self.draining or not (self.config.relay and self.config.preinfer) or not tokens:
-            reason = "draining" if self.draining else "too_short" if not tokens else "disabled"
+        if self.draining or not (self.config.relay and self.config.preinfer) or not self._worth(tokens):
+            reason = "draining" if self.draining else "disabled" if self.config.relay and self._worth(tokens) else "too_short"
             return self._refused(reason, tokens)
         wanted = Wanted(self.engine, user, encoded)
         until = now + rank_in + self.config.pin_grace
@@ -161,7 +160,7 @@ class Instance:
         encoded, later = self.engine.encode(history), self.engine.encode(recent)
         encoded, later = self._windows(encoded, later)
         self._expire(now)
-        self._ranking += 1
+        self.ranking += 1
         try:
             return await self._rank(user, encoded, later, rows, deadline, allow_truncate, request_time)
         except DeadlinePassed:
@@ -171,7 +170,7 @@ class Instance:
             self.counts[f"overloaded_{error.reason}"] += 1
             raise
         finally:
-            self._ranking -= 1
+            self.ranking -= 1
 
     async def _rank(
         self,
@@ -185,7 +184,7 @@ class Instance:
     ) -> RankAnswer:
         whole = encoded.then(later)
         lease, hit = None, "inline"
-        if self.config.relay and self.engine.cached_tokens(len(encoded)):
+        if self.config.relay and self._worth(self.engine.cached_tokens(len(encoded))):
             wanted = Wanted(self.engine, user, encoded)
             lease, hit = await self._ready(wanted, deadline)
             if lease is None:
@@ -304,7 +303,7 @@ class Instance:
         flight.extra |= {"landed": landed, "until": until, "kind": kind}
 
         def on_loop(error: BaseException | None) -> None:
-            self._outstanding_tokens -= tokens
+            self.outstanding_tokens -= tokens
             if error is None:
                 self.flights.land(flight, flight.extra["until"] if kind == Kind.PREINFER else None)
                 self.cost.observe("prefill", flight.seconds if flight.source == "computed" else 0.0, job.spent)
@@ -316,7 +315,7 @@ class Instance:
         job = Job(kind, deadline, flight.seconds, _on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight))
         flight.handle = job
         self.scheduler.submit(job)
-        self._outstanding_tokens += tokens
+        self.outstanding_tokens += tokens
 
     async def _landing(self, flight: Flight, deadline: float) -> None:
         """Waits for a flight, no longer than the deadline."""
@@ -387,6 +386,13 @@ class Instance:
     def _rank_seconds(self, past_tokens: int, behaviours: int, candidates: int) -> float:
         return self.cost.pass_seconds(self.engine.tokens_per_behaviour * behaviours + candidates, past_tokens)
 
+    def _worth(self, tokens: int) -> bool:
+        """Whether a prefix saves each ranking more than the extra call that computes it costs; short ones rank in one pass."""
+        if not tokens or not self.config.trigger.enabled:
+            return tokens > 0
+        new = self.engine.tokens_per_behaviour * self.engine.hold + self.config.expected_candidates
+        return self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens) > self.cost.plain_seconds(0, 0)
+
     def _demote(self, lease: Lease) -> None:
         """Copies a consumed prefix to the host tier, when nothing else is to be done."""
         key = lease.slot.key
@@ -440,39 +446,15 @@ class Instance:
     def stats(self) -> dict[str, float]:
         """Counters and gauges for /metrics."""
         self._expire(time.monotonic())
-        found: dict[str, float] = {f"hit_{hit}": 0 for hit in HITS}
-        found |= {f"refused_{reason}": 0 for reason in REFUSALS}
-        found |= {name: float(count) for name, count in self.counts.items()}
-        found |= {f"queue_{kind.name.lower()}": self.scheduler.waiting(kind) for kind in Kind}
-        found |= {f"cost_factor_{kind}": factor for kind, factor in self.cost.factors.items()}
-        found |= {f"busy_seconds_{kind.name.lower()}": seconds for kind, seconds in self.scheduler.busy_seconds.items()}
-        found |= {
-            "outstanding_tokens": self._outstanding_tokens,
-            "ranking_in_flight": self._ranking,
-            "device_bytes": self.cache.used,
-            "device_budget_bytes": self.cache.budget,
-            "device_pinned_bytes": self.cache.pinned,
-            "device_entries": len(self.cache),
-            "device_evictions": self.cache.evictions,
-            "prefixes_computed": self.flights.computed,
-            "prefixes_extended": self.flights.extended,
-            "prefixes_reloaded": self.flights.reloaded,
-            "prefixes_extended_from_host": self.flights.extended_from_host,
-            "longest_step_seconds": self.scheduler.longest_step,
-            "batched": self.scheduler.batched,
-        }
-        if self.expander is not None:
-            found |= {"host_bytes": self.expander.used, "host_budget_bytes": self.expander.budget}
-            found |= {"host_entries": len(self.expander), "host_warm": self.expander.warm, "host_damaged": self.expander.damaged}
-        return {name: float(value) for name, value in found.items()}
+        return figures(self)
 
     async def drain(self, timeout: float = 10.0) -> bool:
         """Takes no more pre-inference and waits until nothing is being ranked; False if the time ran out first."""
         self.draining = True
         end = time.monotonic() + timeout
-        while self._ranking and time.monotonic() < end:
+        while self.ranking and time.monotonic() < end:
             await asyncio.sleep(0.005)
-        return not self._ranking
+        return not self.ranking
 
     def close(self) -> None:
         """Ends the compute thread; the host tier stays for the next process."""
