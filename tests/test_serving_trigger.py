@@ -89,6 +89,20 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.chunk_for(4000) == 256
 
 
+def test_what_was_learnt_fades_where_nothing_confirms_it():
+    now = [0.0]
+    cost = CostModel(np.array([0.01, 0.0, 0.0, 0.0]), 1e-9, clock=lambda: now[0])
+    for _ in range(200):
+        cost.observe("prefill", cost.prefill_seconds(10), 9.0)  # an interruption counts as four times the expected, no more
+    assert cost.factor("prefill") == pytest.approx(4.0, rel=0.01)
+    assert cost.tail_seconds(1.0, "prefill") >= 1.0
+    now[0] = 5.0
+    assert 1.5 < cost.factor("prefill") < 2.5
+    now[0] = 60.0
+    assert cost.factor("prefill") == pytest.approx(1.0, abs=0.01)
+    assert cost.tail_seconds(1.0, "prefill") == pytest.approx(1.5, abs=0.01)
+
+
 def test_waits_windows_and_truncation():
     waits = RecentWaits(horizon=5.0)
     assert waits.tail(0.0) == 0.0

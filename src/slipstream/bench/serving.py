@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pre-inference off": {"preinfer": False},
 }
 ABLATIONS = ("trigger off", "affinity off", "expander off", "pre-inference off")
-FULL = Setting(SLO, STAGES, requests=600, most_seconds=40.0, memory=MEMORY, variants=VARIANTS)
+FULL = Setting(SLO, STAGES, requests=400, most_seconds=32.0, memory=MEMORY, variants=VARIANTS)
 QUICK = Setting(SLO, STAGES, requests=200, most_seconds=10.0, memory=MEMORY, variants=VARIANTS)
 
 
@@ -60,14 +60,14 @@ def noise_floor(seconds: float = 1.0) -> float:
 
 
 async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    floor, probes = noise_floor(), 3 if quick else 6
+    floor, probes = noise_floor(), 3 if quick else 5
     async with Fleet(INSTANCES, bundle, CANDIDATES, FIRST_ID, NUM_ITEMS) as fleet:
         await fleet.configure(MEMORY, 256, expander=True)
         length, inline_ms = await length_of_time(fleet, 1e3 * INLINE_SHARE * SLO, 64, MODEL["max_len"] // 2)
         capacity = INSTANCES * 1e3 / inline_ms  # long histories a second that would keep all instances busy in line
         say(f"{length} behaviours rank in line in {inline_ms:.1f} ms; noise floor {floor:.2f} ms")
         bench = Bench(fleet, sessions, QUICK if quick else FULL, length, say)
-        rates = await bench.largest_rates(("relay", "without"), 0.06 * capacity, 4.0 * capacity, probes)
+        rates = await bench.largest_rates(("relay", "without"), 0.08 * capacity, 2.5 * capacity, probes)
         if loadgen_at_hand() and not quick:
             rates = {variant: await bench.judged_rate(variant, rate) for variant, rate in rates.items()}
         elif not loadgen_at_hand():
@@ -75,8 +75,8 @@ async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any)
         for variant in ABLATIONS:
             await bench.run(variant, max(rates["relay"], 0.5 * capacity))
         rate = FIXED_LOAD * capacity
-        longest = min(4 * length, MODEL["max_len"])
-        lengths = await bench.longest_prefixes(("relay", "without"), rate, length // 2, longest, probes - 1)
+        longest = min(3 * length, MODEL["max_len"])
+        lengths = await bench.longest_prefixes(("relay", "without"), rate, length // 2, longest, probes)
     return bench.rows, {
         "slo_qps_ratio": rates["relay"] / rates["without"] if rates["without"] else float("inf"),
         "max_prefix_ratio": lengths["relay"] / lengths["without"] if lengths["without"] else float("inf"),

@@ -20,7 +20,7 @@ from slipstream.bench.serving_load import Cascade, Outcome, Route, loadgen_serve
 from slipstream.bench.serving_trace import Histories, Session
 from slipstream.bench.serving_worker import Fleet
 
-WARM_UP, SHORT_WARM_UP = 10.0, 2.0  # seconds of the trace before what counts; the latter where nothing is kept
+WARM_UP, SHORT_WARM_UP = 8.0, 2.0  # seconds of the trace before what counts; the latter where nothing is kept
 HITS = ("device", "host", "joined", "extended", "inline")
 
 
@@ -34,7 +34,7 @@ class Setting:
     most_seconds: float  # a run at a low rate ends here, with fewer requests
     memory: dict[str, Any]
     variants: dict[str, dict[str, Any]]
-    loadgen_requests: int = 1000
+    loadgen_requests: int = 700
 
 
 @dataclass

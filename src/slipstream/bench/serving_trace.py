@@ -1,11 +1,12 @@
 """Session traces for the serving benchmark: who asks when, and how long the history is by then.
 
-A session is a run of one user's real behaviours with no gap above half an hour; every `PAGE` behaviours the user asks for more. The
-order in which sessions begin and interleave is the log's own. A laptop cannot wait for days, so time is rescaled, twice: session
-starts to reach the wanted rate, gaps within a session by `GAP_SCALE` (and never below `SHORTEST_GAP`, the time a page takes to
-answer). What users did before the log is not known; every user gets a history of a stated length, random items, own times.
+A session is a run of one user's real behaviours with no gap above half an hour; every `PAGE` behaviours the user asks for more. How
+many pages a visit has and how they follow each other is the log's own. A laptop cannot wait for days, so time is rescaled, twice:
+session starts to reach the wanted rate, gaps within a session by `GAP_SCALE` (and never below `SHORTEST_GAP`, the time a page takes
+to answer). What users did before the log is not known; every user gets a history of a stated length, random items, own times.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,16 +86,16 @@ def sessions_of(users_N: np.ndarray, seconds_N: np.ndarray) -> list[Session]:
 
 
 def replay(sessions: list[Session], rate: float, seconds: float, seed: int = 0) -> list[Request]:
-    """Requests of `seconds` at `rate` a second on average, in the log's order, rescaled.
+    """Requests of `seconds` at `rate` a second on average, rescaled.
 
-    Sessions are taken evenly from the whole log (from a seeded one on), so that every rate meets the same mix of long and short
-    visits. Those already under way when it starts are there too, from the page they are at.
+    A log spans years and its habits change, so sessions are taken in even strides from all over it: every rate and every moment
+    meets the same mix of long and short visits. Those already under way when it starts are there too, from the page they are at.
     """
     mean_pages = float(np.mean([len(session.pages) for session in sessions]))
     lead = 120.0  # seconds of sessions before the window, so that it opens in the middle of things
     needed = max(2, int(rate / mean_pages * (seconds + lead)))
-    first, rounds = np.random.default_rng(seed).integers(0, len(sessions)), -(-needed // len(sessions))
-    places = (first + np.arange(needed) * rounds * len(sessions) // needed) % len(sessions)
+    stride = next(step for step in range(int(0.618 * len(sessions)) or 1, 2 * len(sessions)) if math.gcd(step, len(sessions)) == 1)
+    places = (int(np.random.default_rng(seed).integers(0, len(sessions))) + np.arange(needed) * stride) % len(sessions)
     chosen = [sessions[place] for place in places.tolist()]
     ranks = np.linspace(0.0, 1.0, needed)  # starts by order, evenly: the log's days and nights would swamp seconds
     found = []

@@ -79,9 +79,13 @@ class Instance:
         rank_in = self.config.rank_in if rank_in is None else max(0.0, rank_in)
         encoded = self._window(self.engine.encode(history))
         tokens = self.engine.cached_tokens(len(encoded))
-        if self.draining or not (self.config.relay and self.config.preinfer) or not self._worth(tokens):
-            reason = "draining" if self.draining else "disabled" if self.config.relay and self._worth(tokens) else "too_short"
-            return self._refused(reason, tokens)
+        for reason, met in (
+            ("draining", self.draining),
+            ("disabled", not (self.config.relay and self.config.preinfer)),
+            ("too_short", not self._worth(tokens)),
+        ):
+            if met:
+                return self._refused(reason, tokens)
         wanted = Wanted(self.engine, user, encoded)
         until = now + rank_in + self.config.pin_grace
         kept = self._keep(wanted, until)
@@ -232,13 +236,17 @@ class Instance:
 
     def _fit(self, whole: Encoded, candidates: int, deadline: float, allow_truncate: bool, prepare: float | None) -> int:
         """How many of the newest behaviours can be ranked in line by the deadline: all, fewer where allowed, or a refusal."""
-        slack = deadline - time.monotonic() - self.scheduler.backlog(deadline)
+        queued = self.scheduler.backlog(deadline)
+        slack = deadline - time.monotonic() - queued
         tokens = self.engine.tokens_of(len(whole))
         final = self._rank_seconds(tokens, self.engine.hold, candidates) if prepare is not None else 0.0
         alone = self.cost.pass_seconds(tokens + candidates, 0) if prepare is None else prepare + final
         if alone <= slack:
             return len(whole)
         if not allow_truncate:
+            learnt = self.cost.factor("inline" if prepare is None else "prefill")
+            if not queued and alone / max(1.0, learnt) <= slack:
+                return len(whole)  # nobody waits: trying costs nothing, and tells whether the machine is still so slow
             raise Overloaded("too_slow", "ranking the whole history would miss the deadline, and truncation was not allowed")
         kept = keep_newest(len(whole), slack, lambda n: self.cost.pass_seconds(self.engine.tokens_of(n) + candidates, 0))
         if not kept:

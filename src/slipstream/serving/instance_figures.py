@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, get_args
 
+from slipstream.serving.cost_model import KINDS
 from slipstream.serving.instance_config import Hit
 from slipstream.serving.scheduler import Kind
 from slipstream.serving.trigger import REFUSALS
@@ -16,7 +17,7 @@ def figures(instance: "Instance") -> dict[str, float]:
     found |= {f"refused_{reason}": 0 for reason in REFUSALS}
     found |= {name: float(count) for name, count in instance.counts.items()}
     found |= {f"queue_{kind.name.lower()}": instance.scheduler.waiting(kind) for kind in Kind}
-    found |= {f"cost_factor_{kind}": factor for kind, factor in instance.cost.factors.items()}
+    found |= {f"cost_factor_{kind}": instance.cost.factor(kind) for kind in KINDS}
     found |= {f"busy_seconds_{kind.name.lower()}": seconds for kind, seconds in instance.scheduler.busy_seconds.items()}
     found |= {
         "outstanding_tokens": instance.outstanding_tokens,
