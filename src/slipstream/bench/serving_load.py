@@ -14,6 +14,7 @@ as a miss. LoadGen sees the whole cascade, so its limit is `stages` + SLO, and a
 import asyncio
 import importlib.util
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -174,11 +175,16 @@ async def loadgen_server(cascade: Cascade, requests: list[Request], rate: float,
     log.log_output.outdir, log.log_output.copy_summary_to_stdout = str(folder), False
     log.enable_trace = False
     sut, library = lg.ConstructSUT(issue, lambda: None), lg.ConstructQSL(1, 1, lambda _: None, lambda _: None)
-    try:
-        await asyncio.to_thread(lg.StartTestWithLogSettings, sut, library, settings, log)
-    finally:
+    done = loop.create_future()
+
+    def drive() -> None:
+        lg.StartTestWithLogSettings(sut, library, settings, log)
         lg.DestroyQSL(library)
         lg.DestroySUT(sut)
+        loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=drive, daemon=True).start()  # LoadGen cannot be interrupted: Ctrl-C leaves it behind
+    await done
     summary = (folder / "mlperf_log_summary.txt").read_text()
     cascade.outcome.verdict = "VALID" if "Result is : VALID" in summary else "INVALID"
     return cascade.outcome

@@ -60,12 +60,12 @@ class Bench:
         requests = serving_trace.replay(self.sessions, rate, (2 if loadgen else 1.3) * (WARM_UP + seconds), seed=1)
         requests = serving_trace.poisson(requests, rate, seed=1)
         skipped = 0.0 if config.get("relay", True) else WARM_UP - SHORT_WARM_UP
-        warm = [replace(request, at=request.at - skipped) for request in requests if skipped <= request.at < WARM_UP]
+        warm = [replace(request, at=_rising(request.at - skipped)) for request in requests if skipped <= request.at < WARM_UP]
         requests = [replace(request, at=request.at - WARM_UP) for request in requests if request.at >= WARM_UP]
-        cascade = self._cascade(variant, length, Outcome(rate), 1.0)
+        cascade = self._cascade(variant, length, Outcome(rate), setting.slo)
         await open_loop(cascade, warm)
         before = await self.fleet.stats()
-        cascade.outcome, cascade.slo = outcome, setting.slo
+        cascade.outcome = outcome
         if loadgen:
             with tempfile.TemporaryDirectory() as folder:
                 await loadgen_server(cascade, requests, rate, seconds, Path(folder))
@@ -111,6 +111,11 @@ class Bench:
                 return rate
             rate *= step
         return 0.0
+
+
+def _rising(at: float) -> float:
+    """Warm-up begins at half the rate: while nobody is known yet, every request costs the most."""
+    return 2 * at if at < WARM_UP / 2 else at + WARM_UP / 2
 
 
 def whole(length: float) -> int:

@@ -28,7 +28,7 @@ from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
 from slipstream.serving.expander import Expander
 from slipstream.serving.instance_config import Admission, InstanceConfig, RankAnswer
 from slipstream.serving.instance_figures import figures
-from slipstream.serving.instance_load import RecentWaits, keep_newest, window_start
+from slipstream.serving.instance_load import PrivatePrefix, RecentWaits, called_on, keep_newest, window_start
 from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
 from slipstream.serving.scheduler import Job, Kind, Scheduler
 from slipstream.serving.trigger import ADMITTED, Prospect, Trigger
@@ -190,9 +190,10 @@ class Instance:
         lease, hit = None, "inline"
         if self.config.relay and self._worth(self.engine.cached_tokens(len(encoded))):
             wanted = Wanted(self.engine, user, encoded)
-            lease, hit = await self._ready(wanted, deadline)
+            lease, hit = await self._ready(wanted, rows.numel(), deadline)
             if lease is None:
-                kept = self._fit(whole, rows.numel(), deadline, allow_truncate, self.flights.estimate(wanted))
+                seconds = math.inf if hit == "late" else self.flights.estimate(wanted)
+                kept = self._fit(whole, rows.numel(), deadline, allow_truncate, seconds)
                 if kept < len(whole):
                     return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
                 lease, hit = await self._inline(wanted, deadline)
@@ -201,8 +202,8 @@ class Instance:
         before = 0 if lease is None else lease.prefix.behaviours
         return await self._score(lease, whole.part(before), rows, deadline, hit, request_time, False)
 
-    async def _ready(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
-        """A prefix that is there, or that was begun before this request came."""
+    async def _ready(self, wanted: Wanted, candidates: int, deadline: float) -> tuple[Lease | PrivatePrefix | None, str]:
+        """A prefix that is there, or that was begun before this request came; `late` where to wait for it would be in vain."""
         found = self.flights.find(wanted)
         if isinstance(found, Lease):
             return found, "device"
@@ -214,13 +215,18 @@ class Instance:
             flight = self.flights.flying_shorter(wanted, self.config.max_tail)
         if flight is None:
             return None, "inline"
-        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
         self.counts["late"] += flight.extra["kind"] == Kind.PREINFER
+        queued = self.scheduler.backlog(deadline)
+        tokens = self.engine.cached_tokens(len(wanted.encoded))
+        needed = queued + flight.handle.remaining + self._rank_seconds(tokens, self.engine.hold, candidates)
+        if queued and time.monotonic() + needed > deadline:
+            return None, "late"
+        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
         await self._landing(flight, deadline)
         lease = self.cache.acquire(flight.wanted.key)
         return (lease, "joined") if lease is not None else (None, "inline")
 
-    async def _inline(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
+    async def _inline(self, wanted: Wanted, deadline: float) -> tuple[Lease | PrivatePrefix | None, str]:
         """Nothing was begun: fill a slot now, from whatever the tiers hold; without a free slot in memory of its own."""
         flight = self.flights.start(wanted)
         if isinstance(flight, Busy):
@@ -255,7 +261,7 @@ class Instance:
 
     async def _score(
         self,
-        lease: "Lease | _Private | None",
+        lease: Lease | PrivatePrefix | None,
         new: Encoded,
         rows: torch.Tensor,
         deadline: float,
@@ -280,7 +286,7 @@ class Instance:
         self.counts["truncated"] += truncated
         return RankAnswer(scores, hit, truncated, self.version)  # type: ignore[arg-type]
 
-    def _after_ranking(self, lease: "Lease | _Private | None") -> None:
+    def _after_ranking(self, lease: Lease | PrivatePrefix | None) -> None:
         """Runs once the compute thread is done with the prefix: demote it, then let go."""
         if isinstance(lease, Lease):
             self._demote(lease)
@@ -320,7 +326,10 @@ class Instance:
             if not landed.done():
                 landed.set_result(error)
 
-        job = Job(kind, deadline, flight.seconds, _on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight))
+        job = Job(
+            kind, deadline, flight.seconds, called_on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight)
+        )
+        job.expires = deadline + (self.config.ranking_budget if kind == Kind.PREINFER else 0.0)
         flight.handle = job
         self.scheduler.submit(job)
         self.outstanding_tokens += tokens
@@ -332,7 +341,7 @@ class Instance:
         if not done:
             raise DeadlinePassed("the deadline passed while the history was being computed")
 
-    async def _private(self, wanted: Wanted, deadline: float) -> "_Private":
+    async def _private(self, wanted: Wanted, deadline: float) -> PrivatePrefix:
         tokens = self.engine.cached_tokens(len(wanted.encoded))
 
         def steps() -> Generator[int, None, Prefix]:
@@ -341,7 +350,7 @@ class Instance:
             return self.engine.prefix_of(wanted.encoded, buffer, wanted.key.digest)
 
         seconds = self.cost.prefill_seconds(tokens)
-        return _Private(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
+        return PrivatePrefix(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
 
     async def _run(
         self, kind: Kind, deadline: float, seconds: float, after: Callable[[], None], learns: str | None = None, **work: Any
@@ -363,7 +372,7 @@ class Instance:
             else:
                 result.set_exception(error)
 
-        job = Job(kind, deadline, seconds, _on(loop, on_loop), **work)
+        job = Job(kind, deadline, seconds, called_on(loop, on_loop), **work)
         try:
             self.scheduler.submit(job)
         except Overloaded:
@@ -422,7 +431,7 @@ class Instance:
                 expander.cancel(storing)
 
         seconds = self.cost.copy_seconds(lease.prefix.nbytes)
-        job = Job(Kind.COPY, math.inf, seconds, _on(asyncio.get_running_loop(), on_loop), steps=storing.steps())
+        job = Job(Kind.COPY, math.inf, seconds, called_on(asyncio.get_running_loop(), on_loop), steps=storing.steps())
         try:
             self.scheduler.submit(job)
         except Overloaded as error:
@@ -469,25 +478,3 @@ class Instance:
         self.scheduler.close()
         if self.expander is not None:
             self.expander.close()
-
-
-class _Private:
-    """A prefix in memory of its own, for a request that found no room in the cache."""
-
-    def __init__(self, prefix: Prefix) -> None:
-        self.prefix = prefix
-
-    def release(self) -> None:
-        """Nothing to give back."""
-
-
-def _on(
-    loop: asyncio.AbstractEventLoop, call: Callable[[Any, BaseException | None], None]
-) -> Callable[[Any, BaseException | None], None]:
-    """`call` from the compute thread, run on the loop; a loop that is gone has nobody waiting."""
-
-    def done(value: Any, error: BaseException | None) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(call, value, error)
-
-    return done
