@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.chaos_run import supervised
+from slipstream.bench.serving_bundle import random_bundle
 from slipstream.serving.supervisor import Plan, Supervisor
 
 TESTS = Path(__file__).parent
 KEY = "a test key of some length"
+SMALL_MODEL = {"kind": "hstu", "dim": 16, "blocks": 2, "heads": 2, "max_len": 512, "time_buckets": 32}
 STAND_IN = (sys.executable, str(TESTS / "serving_standin.py"))
 
 
@@ -32,6 +34,18 @@ def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **change
 def deployment(tmp_path: Path, **changes: Any) -> Iterator[Supervisor]:
     """Running stand-ins behind a router."""
     with supervised(standin_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
+        yield supervisor
+
+
+@contextlib.contextmanager
+def real_deployment(tmp_path: Path, *, instances: int = 1) -> Iterator[Supervisor]:
+    """A small bundle of random weights, items 0 to 999, served by real engines behind a router."""
+    bundle = tmp_path / "bundle"
+    random_bundle(bundle, SMALL_MODEL, num_items=1_000, first_id=0)
+    model = {"device_bytes": 8 << 20, "host_bytes": 8 << 20, "calibrate_seconds": 0.05}
+    settings = {"bundle": str(bundle), "history": f"sqlite:{tmp_path / 'history.db'}", "model": model}
+    os.environ.setdefault("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    with supervised(Plan(instances, settings, api_keys=(KEY,), spare=False), lambda _sentence: None) as supervisor:
         yield supervisor
 
 

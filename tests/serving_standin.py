@@ -40,6 +40,7 @@ class StandInModel:
 
     max_len = MAX_LEN
     tasks = ("score",)
+    backlog = 0
 
     def __init__(self, bundle: Path, rank_ms: float = 0.0) -> None:
         self.version = (bundle / "version").read_text().strip()
@@ -84,7 +85,7 @@ class StandInModel:
         return [(item, scores[item]) for item in order]
 
     def stats(self) -> dict[str, float]:
-        return {"outstanding_tokens": 0.0, "running": float(self._running), "kept": float(len(self._kept))}
+        return {"running": float(self._running), "kept": float(len(self._kept))}
 
     async def drain(self, timeout: float) -> None:
         while self._running:

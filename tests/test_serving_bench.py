@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 
-from slipstream.bench import serving
 from slipstream.bench.serving_bundle import random_bundle
 from slipstream.bench.serving_load import Cascade, Outcome, loadgen_at_hand, loadgen_server, open_loop
 from slipstream.bench.serving_plot import draw
-from slipstream.bench.serving_trace import PAGE, Histories, poisson, replay, sessions_of, synthetic_sessions
+from slipstream.bench.serving_search import Bisection
+from slipstream.bench.serving_trace import PAGE, Histories, Request, Session, poisson, replay, sessions_of, synthetic_sessions
 from slipstream.bench.serving_worker import Fleet
 
 MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 1, "max_len": 400, "time_buckets": 32}
@@ -49,10 +49,41 @@ def test_histories_grow_and_are_the_same_everywhere():
 
 def test_misses_count_for_the_percentile():
     outcome = Outcome(10.0, latencies=[0.01] * 99 + [float("inf")])
-    assert outcome.percentile(0.99) == 10.0 and outcome.goodput(0.08) == 0.99
-    assert serving.holds(outcome)
+    assert outcome.percentile(0.99) == 10.0 and outcome.goodput == 0.99
+    assert outcome.holds
     outcome.latencies[0] = float("inf")
-    assert not serving.holds(outcome)
+    assert not outcome.holds
+    assert not Outcome(10.0, latencies=[0.01], cut_short=True).holds
+
+
+def test_a_bisection_finds_the_edge():
+    search = Bisection(1.0, 64.0)
+    for _ in range(10):
+        search.note(search.middle <= 20.0)
+    assert 19.5 < search.best <= 20.0
+    hopeless = Bisection(1.0, 64.0)
+    hopeless.note(False)
+    assert hopeless.best == 0.0
+
+
+def test_a_run_that_has_missed_too_often_ends_there():
+    class Slow:
+        outcome = Outcome(1000.0)
+
+        async def run(self, request: object, arrival: float) -> float:
+            self.outcome.latencies.append(float("inf"))
+            return float("inf")
+
+    requests = [Request(number / 1000, number, 0) for number in range(400)]
+    outcome = asyncio.run(open_loop(Slow(), requests, give_up=True))  # type: ignore[arg-type]
+    assert outcome.cut_short and 4 < len(outcome.latencies) < 40
+
+
+def test_every_rate_meets_the_same_mix_of_visits():
+    sessions = [Session(user, float(user), (0.0,) * (1 if user < 500 else 5)) for user in range(1000)]
+    for rate in (10.0, 50.0, 200.0):
+        requests = replay(sessions, rate, 30.0)
+        assert 0.85 < len(requests) / (30 * rate) < 1.15
 
 
 def test_a_small_run_against_two_processes(tmp_path):
@@ -64,10 +95,10 @@ def test_a_small_run_against_two_processes(tmp_path):
         async with Fleet(2, bundle, 10, 1 << 40, 50) as fleet:
             measured = await fleet.configure(SMALL, 200, expander=True)
             assert measured["inline_ms"] > 0
-            cascade = Cascade(fleet, stages=0.02, slo=20.0, affinity=True, outcome=Outcome(20.0))
+            cascade = Cascade(fleet, stages=0.02, slo=20.0, route="affinity", outcome=Outcome(20.0), size=lambda user, page: 100)
             own = await open_loop(cascade, requests)
             stats, difference = await fleet.stats(), await fleet.score_diff()
-            judged = Cascade(fleet, stages=0.02, slo=20.0, affinity=True, outcome=Outcome(20.0))
+            judged = Cascade(fleet, stages=0.02, slo=20.0, route="affinity", outcome=Outcome(20.0), size=lambda user, page: 100)
             if loadgen_at_hand():
                 await loadgen_server(judged, requests, 20.0, 0.5, tmp_path)
             return own, stats, difference, judged.outcome

@@ -1,4 +1,4 @@
-"""The published OpenAPI document against the running server: whatever is sent, no 5xx, and every answer is as described."""
+"""The published OpenAPI document against a running server with a real engine: no 5xx, and every answer is as described."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from serving_fixtures import KEY, deployment
+from serving_fixtures import KEY, deployment, real_deployment
 from slipstream.serving.client import Client
 from slipstream.serving.endpoints import DEADLINE_HEADER, ENDPOINTS, openapi
 
@@ -39,9 +39,10 @@ GENTLY = settings(max_examples=25, deadline=None, derandomize=True, suppress_hea
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with deployment(tmp_path_factory.mktemp("api")) as supervisor:
+    with real_deployment(tmp_path_factory.mktemp("api")) as supervisor:
         with Client(supervisor.url, KEY) as client:
-            client.events("0", [1, 2, 3], [1, 2, 3])
+            client.events("0", [1, 2, 3], [1, 2, 3], actions={"click": [1.0, 0.0, 1.0], "like": [0.0, 0.0, 1.0]})
+            assert client.recommend("0", 3).items  # there is something behind the door
         yield supervisor.url
 
 

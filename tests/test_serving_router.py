@@ -215,6 +215,23 @@ def test_a_ticket_leads_to_its_holder_wherever_the_hash_points():
     asyncio.run(work())
 
 
+def test_the_last_pages_ticket_leads_the_next_preinference_until_it_expires():
+    async def work():
+        async with face() as router:
+            first, last = router.order()[0], router.order()[-1]
+            asked = {"user": "ann", "history": RANK["history"]}
+            ticket = OFFICE.issue("ann", last.name, "v", 0, 3)
+            assert await router.ask("/v1/preinfer", {**asked, "ticket": ticket}) == (200, {"by": last.name})
+            stale = TicketOffice(b"a secret of sixteen bytes or more", lifetime=-1.0).issue("ann", last.name, "v", 0, 3)
+            assert await router.ask("/v1/preinfer", {**asked, "ticket": stale}) == (200, {"by": first.name})
+            status, problem = await router.ask("/v1/rank", {**RANK, "ticket": stale})
+            assert (status, problem["error"]) == (410, "ticket_expired")
+            status, problem = await router.ask("/v1/preinfer", {**asked, "ticket": ticket[:-2] + "xx"})
+            assert (status, problem["error"]) == (403, "ticket_invalid")
+
+    asyncio.run(work())
+
+
 def test_a_loaded_owner_is_relieved_by_what_it_reports():
     async def work():
         async with face(slack_tokens=100) as router:

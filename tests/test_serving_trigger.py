@@ -17,7 +17,7 @@ GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, 
     ("change", "reason"),
     [
         ({}, "admitted"),
-        ({"inline_tail": 0.08}, "not_at_risk"),
+        ({"inline_tail": 0.03}, "not_at_risk"),
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),
@@ -87,6 +87,20 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.chunk_for(4000) == 2048
     cost.slice_seconds = 0.0
     assert cost.chunk_for(4000) == 256
+
+
+def test_what_was_learnt_fades_where_nothing_confirms_it():
+    now = [0.0]
+    cost = CostModel(np.array([0.01, 0.0, 0.0, 0.0]), 1e-9, clock=lambda: now[0])
+    for _ in range(200):
+        cost.observe("prefill", cost.prefill_seconds(10), 9.0)  # an interruption counts as four times the expected, no more
+    assert cost.factor("prefill") == pytest.approx(4.0, rel=0.01)
+    assert cost.tail_seconds(1.0, "prefill") >= 1.0
+    now[0] = 5.0
+    assert 1.5 < cost.factor("prefill") < 2.5
+    now[0] = 60.0
+    assert cost.factor("prefill") == pytest.approx(1.0, abs=0.01)
+    assert cost.tail_seconds(1.0, "prefill") == pytest.approx(1.5, abs=0.01)
 
 
 def test_waits_windows_and_truncation():

@@ -1,11 +1,12 @@
 """Session traces for the serving benchmark: who asks when, and how long the history is by then.
 
-A session is a run of one user's real behaviours with no gap above half an hour; every `PAGE` behaviours the user asks for more. The
-order in which sessions begin and interleave is the log's own. A laptop cannot wait for days, so time is rescaled, twice: session
-starts to reach the wanted rate, gaps within a session by `GAP_SCALE` (and never below `SHORTEST_GAP`, the time a page takes to
-answer). What users did before the log is not known; every user gets a history of a stated length, random items, own times.
+A session is a run of one user's real behaviours with no gap above half an hour; every `PAGE` behaviours the user asks for more. How
+many pages a visit has and how they follow each other is the log's own. A laptop cannot wait for days, so time is rescaled, twice:
+session starts to reach the wanted rate, gaps within a session by `GAP_SCALE` (and never below `SHORTEST_GAP`, the time a page takes
+to answer). What users did before the log is not known; every user gets a history of a stated length, random items, own times.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,17 +86,17 @@ def sessions_of(users_N: np.ndarray, seconds_N: np.ndarray) -> list[Session]:
 
 
 def replay(sessions: list[Session], rate: float, seconds: float, seed: int = 0) -> list[Request]:
-    """Requests of `seconds` at `rate` a second on average, in the log's order, rescaled, from a seeded place of the log on.
+    """Requests of `seconds` at `rate` a second on average, rescaled.
 
-    Sessions already under way when it starts are there too, from the page they are at.
+    A log spans years and its habits change, so sessions are taken in even strides from all over it: every rate and every moment
+    meets the same mix of long and short visits. Those already under way when it starts are there too, from the page they are at.
     """
     mean_pages = float(np.mean([len(session.pages) for session in sessions]))
-    lead = 60.0  # seconds of sessions before the window, so that it opens in the middle of things
+    lead = 120.0  # seconds of sessions before the window, so that it opens in the middle of things
     needed = max(2, int(rate / mean_pages * (seconds + lead)))
-    if needed > len(sessions):
-        sessions = sessions * (needed // len(sessions) + 1)
-    at = int(np.random.default_rng(seed).integers(0, len(sessions) - needed + 1))
-    chosen = sessions[at : at + needed]
+    stride = next(step for step in range(int(0.618 * len(sessions)) or 1, 2 * len(sessions)) if math.gcd(step, len(sessions)) == 1)
+    places = (int(np.random.default_rng(seed).integers(0, len(sessions))) + np.arange(needed) * stride) % len(sessions)
+    chosen = [sessions[place] for place in places.tolist()]
     ranks = np.linspace(0.0, 1.0, needed)  # starts by order, evenly: the log's days and nights would swamp seconds
     found = []
     for number, (session, rank) in enumerate(zip(chosen, ranks.tolist(), strict=True)):
@@ -121,10 +122,13 @@ class Histories:
     def __init__(self, length: int, first_id: int, num_items: int, tasks: tuple[str, ...], max_len: int) -> None:
         self.length, self.first_id, self.num_items, self.tasks, self.max_len = length, first_id, num_items, tasks, max_len
         self._made: dict[int, Behaviours] = {}
+        self._short: dict[int, bool] = {}
 
     def length_of(self, user: int, page: int) -> int:
         """Behaviours of a user when asking for a page."""
-        short = np.random.default_rng(user).random() < SHORT_SHARE
+        short = self._short.get(user)
+        if short is None:
+            short = self._short[user] = bool(np.random.default_rng(user).random() < SHORT_SHARE)
         return min(self.max_len, (SHORT_LENGTH if short else self.length) + PAGE * page)
 
     def of(self, user: int, page: int) -> Behaviours:

@@ -51,6 +51,7 @@ class _Worker:
             "hit_ms": 1e3 * self.instance.cost.pass_seconds(8 + self.candidates, tokens),
             "megabytes": engine.prefix_bytes(length) / 1e6,
             "chunk_tokens": self.instance.cost.chunk_for(tokens),
+            "max_len": engine.max_len,
         }
 
     async def serve(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +59,8 @@ class _Worker:
         if message["op"] == "configure":
             return self.configure(_config(message["config"]), message["length"])
         assert self.instance is not None and self.histories is not None
+        if message["op"] == "inline":
+            return {"inline_ms": self._inline_ms(message["length"])}
         if message["op"] == "stats":
             return self.instance.stats()
         if message["op"] == "score_diff":
@@ -66,7 +69,7 @@ class _Worker:
         history = self.histories.of(user, page)
         if message["op"] == "preinfer":
             admission = await self.instance.preinfer(str(user), history, rank_in=message["rank_at"] - time.monotonic())
-            return {"admitted": admission.admitted, "reason": admission.reason}
+            return {"admitted": admission.admitted, "reason": admission.reason, "backlog": self.instance.backlog}
         items = self.histories.candidates(user, page, self.candidates)
         try:
             answer = await self.instance.rank(str(user), history, items, deadline=message["deadline"])
@@ -74,7 +77,21 @@ class _Worker:
             return {"error": getattr(error, "reason", type(error).__name__)}
         if len(self.kept) < _CHECKED or np.random.random() < 0.02:
             self.kept = [*self.kept[-_CHECKED + 1 :], (user, page, answer.scores)]
-        return {"hit": answer.hit}
+        return {"hit": answer.hit, "backlog": self.instance.backlog}
+
+    def _inline_ms(self, length: int, repeats: int = 7) -> float:
+        """The time of ranking one history of this length in line, now and then, as requests come: the middle one of a few."""
+        assert self.instance is not None
+        engine = self.instance.engine
+        histories = Histories(length, self.first_id, self.num_items, engine.tasks, engine.max_len)
+        user = next(user for user in range(1000) if histories.length_of(user, 0) == length)
+        taken = []
+        for _ in range(repeats):
+            time.sleep(0.02)
+            begin = time.perf_counter()
+            engine.rank(None, histories.of(user, 0), histories.candidates(user, 0, self.candidates))
+            taken.append(time.perf_counter() - begin)
+        return 1e3 * float(np.median(taken))
 
     def _score_diff(self) -> float:
         """The largest difference between an answer given and the full pass without any cache."""
@@ -163,6 +180,7 @@ class Fleet:
     def __init__(self, count: int, bundle: Path, candidates: int, first_id: int, num_items: int) -> None:
         self.count, self.arguments = count, (str(bundle), candidates, first_id, num_items)
         self.links: list[Link] = []
+        self.max_len = 0  # the model's, known once configured
 
     async def __aenter__(self) -> "Fleet":
         self._folder = tempfile.TemporaryDirectory()
@@ -189,6 +207,7 @@ class Fleet:
         for reply in measured:
             if "error" in reply:
                 raise SlipstreamError(f"a worker of the benchmark failed: {reply['error']}")
+        self.max_len = int(measured[0]["max_len"])
         return measured[0]
 
     async def stats(self) -> dict[str, float]:
@@ -199,6 +218,11 @@ class Fleet:
                 total[name] = total.get(name, 0.0) + value
         total.pop("id", None)
         return total
+
+    async def inline_ms(self, length: int) -> float:
+        """In-line ranking of one history, timed on all instances at the same moment; the slowest counts."""
+        replies = await asyncio.gather(*(link.ask(op="inline", length=length) for link in self.links))
+        return max(float(reply["inline_ms"]) for reply in replies)
 
     async def score_diff(self) -> float:
         return max([(await link.ask(op="score_diff"))["score_diff"] for link in self.links])

@@ -5,9 +5,11 @@
 a: the call itself; b: projections; c: attention; d: reading the cached keys and values. All coefficients are non-negative, so the
 model never says that more work is less. Online, a factor follows the ratio of seen to predicted time (a busier machine, a slower
 clock, colder caches), and a second one its upper end, for questions about the tail. Ranking behind a prefix, whole passes in line
-and prefills in chunks meet different conditions, so each has factors of its own.
+and prefills in chunks meet different conditions, so each has factors of its own. What was learnt fades within seconds where nothing
+confirms it: an instance that believed itself too slow for everything would else never run what could teach it better.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,9 @@ from slipstream.serving.prefix import PrefixBuffer
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
 _TAIL = 0.99
+_MOST = 4.0  # a pass that took longer than this many times the expected was interrupted, not slow
+_FADE_SECONDS = 5.0
+_FIRST_TAIL = 1.5
 CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
 KINDS = ("rank", "inline", "prefill")
 
@@ -53,9 +58,11 @@ class CostModel:
     copy_seconds_per_byte: float
     layers: int = 1
     slice_seconds: float = 0.008  # longest step of a prefill
-    factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))  # seen / predicted, running mean
-    tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.5))  # the same, its 99th percentile
     samples: list[tuple[int, int, float]] = field(default_factory=list)  # what it was fitted to
+    clock: Callable[[], float] = time.monotonic
+    _factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))  # seen / predicted, running mean
+    _tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL))  # the same, its 99th percentile
+    _seen_at: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, -math.inf))
 
     @classmethod
     def measure(cls, engine: Engine, *, seconds: float = 1.5, clock: Callable[[], float] = time.perf_counter) -> "CostModel":
@@ -87,42 +94,53 @@ class CostModel:
 
     def pass_seconds(self, new: int, past: int) -> float:
         """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
-        return self.factors["rank" if past else "inline"] * self._plain(new, past)
+        return self.factor("rank" if past else "inline") * self.plain_seconds(new, past)
 
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
         """A prefill up to `tokens`, of which `past` are there already, in chunks."""
         total, at, chunk = 0.0, past, self.chunk_for(tokens)
         while at < tokens:
             step = min(chunk, tokens - at)
-            total += self._plain(step, at)
+            total += self.plain_seconds(step, at)
             at += step
-        return self.factors["prefill"] * total
+        return self.factor("prefill") * total
 
     def chunk_for(self, tokens: int) -> int:
         """The largest chunk of a prefill of so many tokens whose one-layer step stays within a slice, half-way through it."""
-        fitting = (c for c in CHUNKS if self._plain(c, tokens // 2) / self.layers <= self.slice_seconds)
+        fitting = (c for c in CHUNKS if self.plain_seconds(c, tokens // 2) / self.layers <= self.slice_seconds)
         return next(fitting, CHUNKS[-1])
 
     def copy_seconds(self, nbytes: int) -> float:
         """Moving bytes from one tier to the other."""
         return nbytes * self.copy_seconds_per_byte
 
+    def factor(self, kind: str) -> float:
+        """Seen / predicted of late; 1 where nothing was seen for long."""
+        return 1.0 + self._trust(kind) * (self._factors[kind] - 1.0)
+
     def tail_seconds(self, seconds: float, kind: str = "rank") -> float:
         """The 99th percentile of work whose typical time is `seconds`."""
-        return seconds / self.factors[kind] * max(self.tails[kind], self.factors[kind])
+        tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
+        return seconds * max(1.0, tail / self.factor(kind))
 
     def observe(self, kind: str, predicted: float, seen: float) -> None:
         """Learns from work that took `seen` where `predicted` (with the present factor) was expected."""
         if predicted <= 0 or seen <= 0:
             return
-        ratio = min(20.0, max(0.05, seen / (predicted / self.factors[kind])))
-        self.factors[kind] += _LEARNING * (ratio - self.factors[kind])
+        ratio = min(_MOST, max(1 / _MOST, seen / predicted * self.factor(kind)))
+        self._factors[kind] = self.factor(kind) + _LEARNING * (ratio - self.factor(kind))
         # A quantile by stochastic approximation: one step up for what lies above, a small one down for what lies below.
-        tail = self.tails[kind]
+        tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
         step = _LEARNING * tail
-        self.tails[kind] = max(0.05, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL)))
+        self._tails[kind] = max(1 / _MOST, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL)))
+        self._seen_at[kind] = self.clock()
 
-    def _plain(self, new: int, past: int) -> float:
+    def _trust(self, kind: str) -> float:
+        """How much of what was learnt still counts."""
+        return math.exp(-max(0.0, self.clock() - self._seen_at[kind]) / _FADE_SECONDS)
+
+    def plain_seconds(self, new: int, past: int) -> float:
+        """As measured at the start, no factors."""
         return float(self.coefficients @ _features(new, past))
 
 

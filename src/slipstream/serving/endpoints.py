@@ -48,7 +48,7 @@ _WORK = (429, 502, 503, 504)
 ENDPOINTS = (
     Endpoint(
         "preinfer", "POST", "/v1/preinfer", "Compute a user's history before it is needed; returns a ticket for /v1/rank.",
-        m.PreinferAnswer, m.PreinferRequest, status=202, problems=(404, *_WORK), timed=True,
+        m.PreinferAnswer, m.PreinferRequest, status=202, problems=(403, 404, *_WORK), timed=True,
     ),
     Endpoint(
         "rank", "POST", "/v1/rank", "Score candidates for a user.",

@@ -26,15 +26,14 @@ from slipstream.serving.engine import SUFFIX_ROOM, Behaviours, Engine, Question
 from slipstream.serving.engine_items import Encoded
 from slipstream.serving.errors import BadRequest, DeadlinePassed, Overloaded
 from slipstream.serving.expander import Expander
-from slipstream.serving.instance_config import Admission, Hit, InstanceConfig, RankAnswer
-from slipstream.serving.instance_load import RecentWaits, keep_newest, window_start
+from slipstream.serving.instance_config import Admission, InstanceConfig, RankAnswer
+from slipstream.serving.instance_figures import figures
+from slipstream.serving.instance_load import PrivatePrefix, RecentWaits, called_on, keep_newest, window_start
 from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
 from slipstream.serving.scheduler import Job, Kind, Scheduler
-from slipstream.serving.trigger import ADMITTED, REFUSALS, Prospect, Trigger
+from slipstream.serving.trigger import ADMITTED, Prospect, Trigger
 
 __all__ = ["Admission", "BadRequest", "DeadlinePassed", "Instance", "InstanceConfig", "Overloaded", "RankAnswer"]
-
-HITS: tuple[Hit, ...] = ("device", "host", "joined", "extended", "inline")
 
 
 class Instance:
@@ -59,12 +58,17 @@ class Instance:
         self.counts: Counter[str] = Counter()
         self._announced: dict[PrefixKey, float] = {}  # when a prefix was admitted, until it is consumed
         self._waits = RecentWaits()
-        self._ranking = self._outstanding_tokens = self._copies = 0
+        self.ranking = self.outstanding_tokens = self._copies = 0
         self.draining = False
 
     @property
     def version(self) -> str:
         return self.engine.version
+
+    @property
+    def backlog(self) -> int:
+        """Tokens of prefixes still to be computed."""
+        return self.outstanding_tokens
 
     # ---- pre-inference -------------------------------------------------------------------------------------------------------
 
@@ -75,9 +79,13 @@ class Instance:
         rank_in = self.config.rank_in if rank_in is None else max(0.0, rank_in)
         encoded = self._window(self.engine.encode(history))
         tokens = self.engine.cached_tokens(len(encoded))
-        if self.draining or not (self.config.relay and self.config.preinfer) or not tokens:
-            reason = "draining" if self.draining else "too_short" if not tokens else "disabled"
-            return self._refused(reason, tokens)
+        for reason, met in (
+            ("draining", self.draining),
+            ("disabled", not (self.config.relay and self.config.preinfer)),
+            ("too_short", not self._worth(tokens)),
+        ):
+            if met:
+                return self._refused(reason, tokens)
         wanted = Wanted(self.engine, user, encoded)
         until = now + rank_in + self.config.pin_grace
         kept = self._keep(wanted, until)
@@ -156,7 +164,7 @@ class Instance:
         encoded, later = self.engine.encode(history), self.engine.encode(recent)
         encoded, later = self._windows(encoded, later)
         self._expire(now)
-        self._ranking += 1
+        self.ranking += 1
         try:
             return await self._rank(user, encoded, later, rows, deadline, allow_truncate, request_time)
         except DeadlinePassed:
@@ -166,7 +174,7 @@ class Instance:
             self.counts[f"overloaded_{error.reason}"] += 1
             raise
         finally:
-            self._ranking -= 1
+            self.ranking -= 1
 
     async def _rank(
         self,
@@ -180,11 +188,12 @@ class Instance:
     ) -> RankAnswer:
         whole = encoded.then(later)
         lease, hit = None, "inline"
-        if self.config.relay and self.engine.cached_tokens(len(encoded)):
+        if self.config.relay and self._worth(self.engine.cached_tokens(len(encoded))):
             wanted = Wanted(self.engine, user, encoded)
-            lease, hit = await self._ready(wanted, deadline)
+            lease, hit = await self._ready(wanted, rows.numel(), deadline)
             if lease is None:
-                kept = self._fit(whole, rows.numel(), deadline, allow_truncate, self.flights.estimate(wanted))
+                seconds = math.inf if hit == "late" else self.flights.estimate(wanted)
+                kept = self._fit(whole, rows.numel(), deadline, allow_truncate, seconds)
                 if kept < len(whole):
                     return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
                 lease, hit = await self._inline(wanted, deadline)
@@ -193,8 +202,8 @@ class Instance:
         before = 0 if lease is None else lease.prefix.behaviours
         return await self._score(lease, whole.part(before), rows, deadline, hit, request_time, False)
 
-    async def _ready(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
-        """A prefix that is there, or that was begun before this request came."""
+    async def _ready(self, wanted: Wanted, candidates: int, deadline: float) -> tuple[Lease | PrivatePrefix | None, str]:
+        """A prefix that is there, or that was begun before this request came; `late` where to wait for it would be in vain."""
         found = self.flights.find(wanted)
         if isinstance(found, Lease):
             return found, "device"
@@ -206,13 +215,18 @@ class Instance:
             flight = self.flights.flying_shorter(wanted, self.config.max_tail)
         if flight is None:
             return None, "inline"
-        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
         self.counts["late"] += flight.extra["kind"] == Kind.PREINFER
+        queued = self.scheduler.backlog(deadline)
+        tokens = self.engine.cached_tokens(len(wanted.encoded))
+        needed = queued + flight.handle.remaining + self._rank_seconds(tokens, self.engine.hold, candidates)
+        if queued and time.monotonic() + needed > deadline:
+            return None, "late"
+        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
         await self._landing(flight, deadline)
         lease = self.cache.acquire(flight.wanted.key)
         return (lease, "joined") if lease is not None else (None, "inline")
 
-    async def _inline(self, wanted: Wanted, deadline: float) -> tuple["Lease | _Private | None", str]:
+    async def _inline(self, wanted: Wanted, deadline: float) -> tuple[Lease | PrivatePrefix | None, str]:
         """Nothing was begun: fill a slot now, from whatever the tiers hold; without a free slot in memory of its own."""
         flight = self.flights.start(wanted)
         if isinstance(flight, Busy):
@@ -228,13 +242,17 @@ class Instance:
 
     def _fit(self, whole: Encoded, candidates: int, deadline: float, allow_truncate: bool, prepare: float | None) -> int:
         """How many of the newest behaviours can be ranked in line by the deadline: all, fewer where allowed, or a refusal."""
-        slack = deadline - time.monotonic() - self.scheduler.backlog(deadline)
+        queued = self.scheduler.backlog(deadline)
+        slack = deadline - time.monotonic() - queued
         tokens = self.engine.tokens_of(len(whole))
         final = self._rank_seconds(tokens, self.engine.hold, candidates) if prepare is not None else 0.0
         alone = self.cost.pass_seconds(tokens + candidates, 0) if prepare is None else prepare + final
         if alone <= slack:
             return len(whole)
         if not allow_truncate:
+            learnt = self.cost.factor("inline" if prepare is None else "prefill")
+            if not queued and alone / max(1.0, learnt) <= slack:
+                return len(whole)  # nobody waits: trying costs nothing, and tells whether the machine is still so slow
             raise Overloaded("too_slow", "ranking the whole history would miss the deadline, and truncation was not allowed")
         kept = keep_newest(len(whole), slack, lambda n: self.cost.pass_seconds(self.engine.tokens_of(n) + candidates, 0))
         if not kept:
@@ -243,7 +261,7 @@ class Instance:
 
     async def _score(
         self,
-        lease: "Lease | _Private | None",
+        lease: Lease | PrivatePrefix | None,
         new: Encoded,
         rows: torch.Tensor,
         deadline: float,
@@ -268,7 +286,7 @@ class Instance:
         self.counts["truncated"] += truncated
         return RankAnswer(scores, hit, truncated, self.version)  # type: ignore[arg-type]
 
-    def _after_ranking(self, lease: "Lease | _Private | None") -> None:
+    def _after_ranking(self, lease: Lease | PrivatePrefix | None) -> None:
         """Runs once the compute thread is done with the prefix: demote it, then let go."""
         if isinstance(lease, Lease):
             self._demote(lease)
@@ -299,7 +317,7 @@ class Instance:
         flight.extra |= {"landed": landed, "until": until, "kind": kind}
 
         def on_loop(error: BaseException | None) -> None:
-            self._outstanding_tokens -= tokens
+            self.outstanding_tokens -= tokens
             if error is None:
                 self.flights.land(flight, flight.extra["until"] if kind == Kind.PREINFER else None)
                 self.cost.observe("prefill", flight.seconds if flight.source == "computed" else 0.0, job.spent)
@@ -308,10 +326,13 @@ class Instance:
             if not landed.done():
                 landed.set_result(error)
 
-        job = Job(kind, deadline, flight.seconds, _on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight))
+        job = Job(
+            kind, deadline, flight.seconds, called_on(loop, lambda _, error: on_loop(error)), steps=self.flights.steps(flight)
+        )
+        job.expires = deadline + (self.config.ranking_budget if kind == Kind.PREINFER else 0.0)
         flight.handle = job
         self.scheduler.submit(job)
-        self._outstanding_tokens += tokens
+        self.outstanding_tokens += tokens
 
     async def _landing(self, flight: Flight, deadline: float) -> None:
         """Waits for a flight, no longer than the deadline."""
@@ -320,7 +341,7 @@ class Instance:
         if not done:
             raise DeadlinePassed("the deadline passed while the history was being computed")
 
-    async def _private(self, wanted: Wanted, deadline: float) -> "_Private":
+    async def _private(self, wanted: Wanted, deadline: float) -> PrivatePrefix:
         tokens = self.engine.cached_tokens(len(wanted.encoded))
 
         def steps() -> Generator[int, None, Prefix]:
@@ -329,7 +350,7 @@ class Instance:
             return self.engine.prefix_of(wanted.encoded, buffer, wanted.key.digest)
 
         seconds = self.cost.prefill_seconds(tokens)
-        return _Private(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
+        return PrivatePrefix(await self._run(Kind.RANK, deadline, seconds, lambda: None, steps=steps()))
 
     async def _run(
         self, kind: Kind, deadline: float, seconds: float, after: Callable[[], None], learns: str | None = None, **work: Any
@@ -351,7 +372,7 @@ class Instance:
             else:
                 result.set_exception(error)
 
-        job = Job(kind, deadline, seconds, _on(loop, on_loop), **work)
+        job = Job(kind, deadline, seconds, called_on(loop, on_loop), **work)
         try:
             self.scheduler.submit(job)
         except Overloaded:
@@ -382,6 +403,13 @@ class Instance:
     def _rank_seconds(self, past_tokens: int, behaviours: int, candidates: int) -> float:
         return self.cost.pass_seconds(self.engine.tokens_per_behaviour * behaviours + candidates, past_tokens)
 
+    def _worth(self, tokens: int) -> bool:
+        """Whether a prefix saves each ranking more than the extra call that computes it costs; short ones rank in one pass."""
+        if not tokens or not self.config.trigger.enabled:
+            return tokens > 0
+        new = self.engine.tokens_per_behaviour * self.engine.hold + self.config.expected_candidates
+        return self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens) > self.cost.plain_seconds(0, 0)
+
     def _demote(self, lease: Lease) -> None:
         """Copies a consumed prefix to the host tier, when nothing else is to be done."""
         key = lease.slot.key
@@ -403,7 +431,7 @@ class Instance:
                 expander.cancel(storing)
 
         seconds = self.cost.copy_seconds(lease.prefix.nbytes)
-        job = Job(Kind.COPY, math.inf, seconds, _on(asyncio.get_running_loop(), on_loop), steps=storing.steps())
+        job = Job(Kind.COPY, math.inf, seconds, called_on(asyncio.get_running_loop(), on_loop), steps=storing.steps())
         try:
             self.scheduler.submit(job)
         except Overloaded as error:
@@ -435,64 +463,18 @@ class Instance:
     def stats(self) -> dict[str, float]:
         """Counters and gauges for /metrics."""
         self._expire(time.monotonic())
-        found: dict[str, float] = {f"hit_{hit}": 0 for hit in HITS}
-        found |= {f"refused_{reason}": 0 for reason in REFUSALS}
-        found |= {name: float(count) for name, count in self.counts.items()}
-        found |= {f"queue_{kind.name.lower()}": self.scheduler.waiting(kind) for kind in Kind}
-        found |= {f"cost_factor_{kind}": factor for kind, factor in self.cost.factors.items()}
-        found |= {f"busy_seconds_{kind.name.lower()}": seconds for kind, seconds in self.scheduler.busy_seconds.items()}
-        found |= {
-            "outstanding_tokens": self._outstanding_tokens,
-            "ranking_in_flight": self._ranking,
-            "device_bytes": self.cache.used,
-            "device_budget_bytes": self.cache.budget,
-            "device_pinned_bytes": self.cache.pinned,
-            "device_entries": len(self.cache),
-            "device_evictions": self.cache.evictions,
-            "prefixes_computed": self.flights.computed,
-            "prefixes_extended": self.flights.extended,
-            "prefixes_reloaded": self.flights.reloaded,
-            "prefixes_extended_from_host": self.flights.extended_from_host,
-            "longest_step_seconds": self.scheduler.longest_step,
-            "batched": self.scheduler.batched,
-        }
-        if self.expander is not None:
-            found |= {"host_bytes": self.expander.used, "host_budget_bytes": self.expander.budget}
-            found |= {"host_entries": len(self.expander), "host_warm": self.expander.warm, "host_damaged": self.expander.damaged}
-        return {name: float(value) for name, value in found.items()}
+        return figures(self)
 
     async def drain(self, timeout: float = 10.0) -> bool:
         """Takes no more pre-inference and waits until nothing is being ranked; False if the time ran out first."""
         self.draining = True
         end = time.monotonic() + timeout
-        while self._ranking and time.monotonic() < end:
+        while self.ranking and time.monotonic() < end:
             await asyncio.sleep(0.005)
-        return not self._ranking
+        return not self.ranking
 
     def close(self) -> None:
         """Ends the compute thread; the host tier stays for the next process."""
         self.scheduler.close()
         if self.expander is not None:
             self.expander.close()
-
-
-class _Private:
-    """A prefix in memory of its own, for a request that found no room in the cache."""
-
-    def __init__(self, prefix: Prefix) -> None:
-        self.prefix = prefix
-
-    def release(self) -> None:
-        """Nothing to give back."""
-
-
-def _on(
-    loop: asyncio.AbstractEventLoop, call: Callable[[Any, BaseException | None], None]
-) -> Callable[[Any, BaseException | None], None]:
-    """`call` from the compute thread, run on the loop; a loop that is gone has nobody waiting."""
-
-    def done(value: Any, error: BaseException | None) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(call, value, error)
-
-    return done

@@ -1,7 +1,11 @@
-"""Small calculations an instance decides by: recent waits, where a long history is cut."""
+"""Small parts of an instance: recent waits, where a long history is cut, a prefix outside the cache, a call back to the loop."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Any
+
+from slipstream.serving.prefix import Prefix
 
 _WINDOW_PARTS = 8
 
@@ -44,3 +48,25 @@ def keep_newest(behaviours: int, slack: float, seconds: Callable[[int], float]) 
         middle = (low + high + 1) // 2
         low, high = (middle, high) if seconds(middle) <= slack else (low, middle - 1)
     return low
+
+
+class PrivatePrefix:
+    """A prefix in memory of its own, for a request that found no room in the cache."""
+
+    def __init__(self, prefix: Prefix) -> None:
+        self.prefix = prefix
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
+def called_on(
+    loop: asyncio.AbstractEventLoop, call: Callable[[Any, BaseException | None], None]
+) -> Callable[[Any, BaseException | None], None]:
+    """`call` from the compute thread, run on the loop; a loop that is gone has nobody waiting."""
+
+    def done(value: Any, error: BaseException | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call, value, error)
+
+    return done

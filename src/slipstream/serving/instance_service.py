@@ -31,6 +31,10 @@ class ServedModel(Protocol):
     @property
     def tasks(self) -> tuple[str, ...]: ...
 
+    @property
+    def backlog(self) -> int:
+        """Tokens still to be computed."""
+
     async def preinfer(self, user: str, history: Any, *, rank_in: float | None) -> Any: ...
 
     async def rank(
@@ -203,7 +207,7 @@ class InstanceService:
 
     def backlog(self) -> int:
         """Tokens still to be computed, for routers to balance by."""
-        return int(self.model.stats().get("outstanding_tokens", 0))
+        return self.model.backlog
 
     async def close(self) -> None:
         """Finish what is running, then let go of everything."""

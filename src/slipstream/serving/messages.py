@@ -40,12 +40,13 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """This user is about to be ranked for: compute the history now."""
+    """This user is about to be ranked for: compute the history now. An earlier ticket leads to where the last prefix is."""
 
     user: User
     history: History | None = None
     features: Features = {}
     rank_in_ms: Annotated[float, Meta(ge=0, le=600_000, description="When the ranking request will come.")] | None = None
+    ticket: TicketText | None = None
 
 
 class PreinferAnswer(msgspec.Struct):

@@ -35,7 +35,7 @@ from slipstream.serving.http_app import (
 from slipstream.serving.limits import Keys, Limits
 from slipstream.serving.router_upstream import Answer, Broken, Crowded, NotSent, Upstream
 from slipstream.serving.routing import Member, Routing
-from slipstream.serving.ticket import TicketOffice
+from slipstream.serving.ticket import TicketOffice, TicketRefused
 
 FORWARDED = {"/v1/preinfer": "preinfer", "/v1/rank": "rank", "/v1/recommend": "recommend", "/v1/events": "events"}
 PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
@@ -99,11 +99,20 @@ class Router:
             envelope = self._decode(body)
             user = envelope.user
             if envelope.ticket is not None:
-                owner = self._office.read(envelope.ticket, user).instance
+                owner = self._owner(envelope.ticket, user, path)
             tokens = 0 if path == "/v1/events" else envelope.tokens()
         else:
             user, tokens = path.removeprefix("/v1/users/"), 0
         return await self._send(scope, body, user, tokens, owner, deadline)
+
+    def _owner(self, ticket: str, user: str, path: str) -> str | None:
+        """The instance a ticket names. A pre-inference may bring that of an earlier page; expired, it says nothing."""
+        try:
+            return self._office.read(ticket, user).instance
+        except TicketRefused as refusal:
+            if path == "/v1/preinfer" and refusal.code == "ticket_expired":
+                return None
+            raise
 
     async def _send(self, scope: Scope, body: bytes, user: str, tokens: int, owner: str | None, deadline: float) -> Answer:
         repeatable = scope["path"] != "/v1/events"

@@ -36,7 +36,7 @@ class RouterProcessSettings(ProcessSettings, kw_only=True):
     requests_per_second: float | None = None
     burst: int = 100
     load_factor: float = 1.25
-    slack_tokens: int = 16_384
+    slack_tokens: int = 1_024
     long_from: int | None = None
     probe_seconds: float = 0.25
 

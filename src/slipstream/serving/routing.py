@@ -81,7 +81,7 @@ class Routing:
     """
 
     def __init__(
-        self, members: Iterable[Member], *, load_factor: float = 1.25, slack_tokens: int = 16_384, long_from: int | None = None
+        self, members: Iterable[Member], *, load_factor: float = 1.25, slack_tokens: int = 1_024, long_from: int | None = None
     ) -> None:
         self.members = list(members)
         self.by_name = {member.name: member for member in self.members}

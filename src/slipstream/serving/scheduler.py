@@ -1,9 +1,11 @@
 """Who computes next on an instance's one compute thread.
 
-Ranking goes before pre-inference, pre-inference before copies to the host; within a kind the earliest deadline first. Work comes in
-steps (a chunk of tokens through one layer), and the choice is made anew after every step: a ranking request waits for one step
-of a long prefill at most, never for the whole. The queue is bounded; ranking whose deadline has passed is not begun. Requests that
-can be computed together are, as long as every one of them still meets its deadline and the batch is cheaper than its parts.
+Ranking goes before pre-inference, pre-inference before copies to the host; within a kind the earliest deadline first, but what can
+no longer be in time goes last: in a jam the earliest deadline is the least likely to be met, and would take all others down with it.
+A pre-inference not begun before its ranking was over is dropped. Work comes in steps (a chunk of tokens through one layer), and the
+choice is made anew after every step: a ranking request waits for one step of a long prefill at most, never for the whole. The queue
+is bounded; ranking whose deadline has passed is not begun. Requests that can be computed together are, as long as every one of them
+still meets its deadline and the batch is cheaper than its parts.
 """
 
 import math
@@ -38,7 +40,7 @@ class Job:
     order: int = 0
     spent: float = 0.0
     cancelled: bool = field(default=False)
-    expires: float = math.inf  # ranking not ended by then is given up
+    expires: float = math.inf  # ranking not ended by then is given up; a pre-inference is of no use to its own ranking any more
 
     def __post_init__(self) -> None:
         if self.kind == Kind.RANK:
@@ -48,6 +50,14 @@ class Job:
     def remaining(self) -> float:
         """Predicted seconds still to come."""
         return max(0.0, self.estimate - self.spent)
+
+    def over(self, now: float) -> bool:
+        """Whether to give it up: ranking when its time is over, a pre-inference only if it was not begun."""
+        return now >= self.expires and (self.kind == Kind.RANK or not self.spent)
+
+    def urgency(self, now: float) -> tuple[bool, int, bool, float, int]:
+        """The smallest goes first."""
+        return (not self.cancelled, self.kind, now + self.remaining > self.expires, self.deadline, self.order)
 
 
 class Scheduler:
@@ -133,13 +143,13 @@ class Scheduler:
     def step(self) -> bool:
         """Chooses and runs one step; False when there is nothing to do."""
         with self._wake:
-            batch = self._choose()
+            batch, over = self._choose()
         if not batch:
             return False
         first = batch[0]
         if first.cancelled:
             self._finish(first, None, Overloaded("cancelled"))
-        elif first.kind == Kind.RANK and self.clock() >= first.expires:
+        elif over:
             self._finish(first, None, DeadlinePassed("the deadline passed while the request was waiting"))
         elif first.steps is None:
             self._run_requests(batch)
@@ -147,23 +157,28 @@ class Scheduler:
             self._run_step(first)
         return True
 
-    def _choose(self) -> list[Job]:
-        """The most urgent job, alone or with requests that may share its pass. Those of one step leave the queue."""
+    def _choose(self) -> tuple[list[Job], bool]:
+        """The most urgent job, alone or with requests that may share its pass, and whether its time is over.
+
+        Those of one step leave the queue.
+        """
         if not self._jobs:
-            return []
-        first = min(self._jobs, key=_urgency)
+            return [], False
+        now = self.clock()
+        over = next((job for job in self._jobs if job.over(now)), None)  # told at once, whatever else is urgent
+        first = over or min(self._jobs, key=lambda job: job.urgency(now))
         batch = [first]
-        if first.steps is None and not first.cancelled:
+        if first.steps is None and not first.cancelled and first is not over:
             others = (job for job in self._jobs if job is not first and job.kind == Kind.RANK and job.steps is None)
-            for job in sorted(others, key=_urgency):
+            for job in sorted(others, key=lambda job: job.urgency(now)):
                 if len(batch) == self.max_batch:
                     break
                 if not job.cancelled and self._may_join(batch, job):
                     batch.append(job)
-        if first.steps is None or first.cancelled or (first.kind == Kind.RANK and self.clock() >= first.expires):
+        if first.steps is None or first.cancelled or first is over:
             for job in batch:
                 self._jobs.remove(job)
-        return batch
+        return batch, over is not None
 
     def _may_join(self, batch: Sequence[Job], job: Job) -> bool:
         together = self._batch_seconds([member.request for member in (*batch, job)])
@@ -225,7 +240,3 @@ class Scheduler:
                 if self._closing:
                     return
             self.step()
-
-
-def _urgency(job: Job) -> tuple[bool, int, float, int]:
-    return (not job.cancelled, job.kind, job.deadline, job.order)

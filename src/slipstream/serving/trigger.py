@@ -1,7 +1,8 @@
 """The sequence-aware trigger: which requests deserve a pre-inference.
 
 A pre-inference is admitted only if
-  (a) the request is at risk: ranking its whole sequence in line would break the budget at the present load;
+  (a) the request is at risk: ranking its whole sequence in line would take more than a share of the budget at the present load
+      (the rest of the budget is for what arrives between the signal and the ranking);
   (b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x size), stays below a share of
       the cache;
   (c) it does not overload: a token bucket bounds the share of compute time that goes to pre-inference;
@@ -22,6 +23,7 @@ class TriggerConfig:
     """Bounds of admission."""
 
     enabled: bool = True
+    risk_share: float = 0.4  # of the ranking budget: a request that would take longer in line is at risk
     memory_share: float = 0.8  # of the device cache, for pinned and filling entries
     compute_share: float = 0.7  # of the compute thread's time, for pre-inference
     burst_seconds: float = 1.0  # pre-inference time that may be spent at once
@@ -85,7 +87,7 @@ class Trigger:
         self._tokens, self._filled_at = min(self.config.burst_seconds, self._tokens + refill), now
         if not self.config.enabled:
             return ADMITTED
-        if p.inline_tail <= p.budget:
+        if p.inline_tail <= self.config.risk_share * p.budget:
             return NOT_AT_RISK
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
