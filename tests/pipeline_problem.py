@@ -1,6 +1,6 @@
 """A small training problem for the tests of the pipeline: two tables, Zipf keys, keys that skip batches, a dense layer.
 
-`plain_loop` and `stale_loop` are the oracles: written by hand, without buffers, lanes or schedules.
+`plain_loop` and, with `older_rows`, the stale loop are the oracles: written by hand, without buffers, lanes or schedules.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.pipeline.work import Micro
-from slipstream.tables.collection import TableCollection, add
+from slipstream.tables.collection import add
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.lanes import Lane
 from slipstream.tables.memory import MemoryTable
@@ -135,6 +135,7 @@ def plain_loop(
     tables: dict[str, Any] | None = None,
     together: Together | None = None,
     data_steps: int | None = None,
+    lend: Any = None,
 ) -> tuple[SmallWork, dict[str, Any]]:
     """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on with empty batches."""
     work, tables = SmallWork(problem), tables or make_tables(problem, rule)
@@ -146,9 +147,10 @@ def plain_loop(
         count = sum(micro.count for micro in micros)
         if together.everybody is not None:
             count = int(together.everybody.sum_(torch.tensor([count]))[0])
+        rows_of = (lambda name, owned: tables[name].gather(owned)) if lend is None else lend(step, tables)
         for micro in micros:
             route = exchange.route(micro.keys)
-            lent.append(exchange.answer(route, {name: tables[name].gather(owned) for name, owned in route.owned.items()}))
+            lent.append(exchange.answer(route, {name: rows_of(name, owned) for name, owned in route.owned.items()}))
             if micro.content is not None:
                 (work.loss(micro, step, lent[-1]) / count).backward()
         collected = add([exchange.collect(lookups.route, lookups) for lookups in lent])
@@ -165,26 +167,23 @@ def plain_outcome(problem: Problem, rule: RowRule, micro_batches: int = 1, **opt
     return outcome(*plain_loop(problem, rule, micro_batches, **options))
 
 
-def stale_loop(problem: Problem, rule: RowRule, staleness: int, micro_batches: int = 1) -> dict[str, Any]:
-    """The rows of step t are those after the update of step t-1-staleness; gradients move the newest rows."""
-    work, tables = SmallWork(problem), make_tables(problem, rule)
-    collection = TableCollection(list(tables.values()))
-    snapshots = []
-    for step in range(problem.steps):
-        snapshots.append({name: table.weights_ND.clone() for name, table in tables.items()})
-        old = snapshots[max(0, step - staleness)]
-        micros, lent = work.cut(work.next_batch(), step, micro_batches), []
-        count = sum(micro.count for micro in micros)
-        for micro in micros:
-            lookups = collection.lookup(micro.keys)
-            for name, lookup in lookups.items():
-                lookup.rows_UD.data.copy_(old[name][lookup.unique_U])
-            if micro.content is not None:
-                (work.loss(micro, step, lookups) / count).backward()
-            lent.append(lookups)
-        collection.apply(lent, work.table_lr(step))
-        work.step_dense(step)
-    return outcome(work, tables)
+def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank: int = 0) -> Any:
+    """For `plain_loop`: lend rows as they were before step t - staleness; none older than step `synchronous_steps`."""
+    snapshots: list[dict[str, torch.Tensor]] = []
+    keys = {name: torch.arange(rows)[Placement(world).owner_of(torch.arange(rows)) == rank] for name, rows in ROWS.items()}
+
+    def lend(step: int, tables: dict[str, Any]) -> Any:
+        snapshots.append({name: table.gather(keys[name]) for name, table in tables.items()})
+        old = snapshots[max(min(step, synchronous_steps), step - staleness)]
+        return lambda name, owned: old[name][torch.searchsorted(keys[name], owned)]
+
+    return lend
+
+
+def stale_loop(
+    problem: Problem, rule: RowRule, staleness: int, micro_batches: int = 1, synchronous_steps: int = 0
+) -> dict[str, Any]:
+    return plain_outcome(problem, rule, micro_batches, lend=older_rows(staleness, synchronous_steps))
 
 
 def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:

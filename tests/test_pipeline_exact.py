@@ -57,9 +57,59 @@ def test_more_prefetch_buffers_change_nothing(buffers_ahead):
     assert not differences(pipelined(schedule, problem, RULES["adam"]), plain_outcome(problem, RULES["adam"], 2))
 
 
-@pytest.mark.parametrize("staleness", (1, 2, 4))
-def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(staleness):
+STALE = [("semi_async", 1), ("semi_async", 2), ("semi_async", 4), ("six_stage", 1), ("six_stage", 3)]
+
+
+@pytest.mark.parametrize("micro_batches", (1, 2))
+@pytest.mark.parametrize(("name", "staleness"), STALE)
+def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(name, staleness, micro_batches):
     problem = Problem(steps=60)
-    found = pipelined(make_schedule("semi_async", staleness=staleness, micro_batches=2), problem, RULES["adagrad"])
-    assert not differences(found, stale_loop(problem, RULES["adagrad"], staleness, 2))
-    assert differences(found, stale_loop(problem, RULES["adagrad"], staleness - 1, 2)), "staleness makes no difference here"
+    found = pipelined(make_schedule(name, staleness=staleness, micro_batches=micro_batches), problem, RULES["adam"])
+    assert not differences(found, stale_loop(problem, RULES["adam"], staleness, micro_batches))
+    assert differences(found, stale_loop(problem, RULES["adam"], staleness - 1, micro_batches)), (
+        "staleness makes no difference here"
+    )
+
+
+@pytest.mark.parametrize(("name", "staleness"), STALE)
+@pytest.mark.parametrize("synchronous_steps", (1, 7, 29, 30, 50))
+def test_staleness_begins_after_the_synchronous_steps(name, staleness, synchronous_steps):
+    problem = Problem(steps=30)
+    schedule = make_schedule(name, staleness=staleness, synchronous_steps=synchronous_steps)
+    found = pipelined(schedule, problem, RULES["adam"])
+    assert not differences(found, stale_loop(problem, RULES["adam"], staleness, 1, synchronous_steps))
+    if synchronous_steps == 7:
+        assert differences(found, stale_loop(problem, RULES["adam"], staleness, 1, 8))
+    if synchronous_steps >= 29:  # the first stale step has nothing to miss
+        assert not differences(found, plain_outcome(problem, RULES["adam"]))
+
+
+@pytest.mark.parametrize(("name", "staleness"), STALE)
+def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
+    problem = Problem(steps=40)
+    schedule = make_schedule(name, staleness=staleness, synchronous_steps=9)
+    work, tables, earlier, first = SmallWork(problem), make_tables(problem, RULES["adam"]), {}, 0
+    for stop in (5, 9, 11, 12, 13, 30, 40):  # in the warm-up, at its end, again before the staleness is full, and later
+        work.taken = first
+        with Pipeline(schedule, work, tables, Peers(Exchange(tables)), first_step=first, earlier=earlier) as pipeline:
+            for done in pipeline.steps():
+                if done.step == stop - 1:
+                    with pipeline.settled():
+                        earlier = pipeline.moved()
+                    break
+        first = stop
+    expected = stale_loop(problem, RULES["adam"], staleness, 1, 9)
+    assert not differences(outcome(work, tables), expected)
+
+
+def test_what_a_stopped_run_must_remember_matters():
+    problem = Problem(steps=20)
+    work, tables, first = SmallWork(problem), make_tables(problem, RULES["adam"]), 0
+    for stop in (10, 20):
+        work.taken = first
+        with Pipeline(make_schedule("semi_async"), work, tables, Peers(Exchange(tables)), first_step=first) as pipeline:
+            for done in pipeline.steps():
+                if done.step == stop - 1:
+                    break
+        first = stop
+    assert differences(outcome(work, tables), stale_loop(problem, RULES["adam"], 1))

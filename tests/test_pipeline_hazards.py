@@ -11,7 +11,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.pipeline import engine, hazards
 from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.hazards import Sources, Task, copied_from, problems, sources
-from slipstream.pipeline.schedule import NESTED, SCHEDULES, SEMI_ASYNC, After, Lane, make_schedule
+from slipstream.pipeline.schedule import NESTED, SCHEDULES, SEMI_ASYNC, SIX_STAGE, After, Lane, make_schedule
 from test_pipeline_exact import pipelined
 
 SHORT = Problem(steps=12, samples=4, length=3)
@@ -44,6 +44,7 @@ def test_shipped_schedules_keep_their_promise(schedule):
 def test_every_number_of_buffers_keeps_the_promise(ahead):
     assert not problems(make_schedule("nested", buffers_ahead=ahead))
     assert not problems(make_schedule("semi_async", staleness=ahead))
+    assert not problems(make_schedule("six_stage", staleness=ahead))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,16 @@ def test_every_number_of_buffers_keeps_the_promise(ahead):
         (without(NESTED, "answer", "synchronise"), "rows moved 1 steps earlier are not copied before they are lent"),
         (without(NESTED, "write", "update"), "rows are written back before they are moved"),
         (without(SEMI_ASYNC, "refresh", "answer"), "rows are copied while they are being lent"),
-        (without(SEMI_ASYNC, "update", "refresh"), "rows moved 1 steps earlier are not copied before they are moved again"),
+        (
+            on_lane(without(SEMI_ASYNC, "move", "refresh"), "refresh", Lane.LOADER),
+            "rows moved 1 steps earlier are not copied before they are moved again",
+        ),
+        (without(SEMI_ASYNC, "move", "update"), "rows are moved before the step is certain"),
+        (
+            without(on_lane(SIX_STAGE, "write", Lane.LOADER), "retrieve", "write"),
+            "retrieval does not wait for the write-back of 2 steps earlier",
+        ),
+        (on_lane(SIX_STAGE, "write", Lane.LOADER), "retrieval may or may not see the write-back of 1 steps earlier"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )

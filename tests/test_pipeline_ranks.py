@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline_problem import RULES, Problem, SmallWork, Together, differences, make_tables, outcome, plain_loop
+from pipeline_problem import RULES, Problem, SmallWork, Together, differences, make_tables, older_rows, outcome, plain_loop
 from ranks_fixtures import run_ranks
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.pipeline import Pipeline
@@ -63,6 +63,40 @@ def check_equal(rank, world, replicas, cases, steps):
 def test_ranks_end_with_the_bits_of_the_plain_loop(world, replicas, cases, steps, tmp_path):
     answers = run_ranks(world, "test_pipeline_ranks:check_equal", tmp_path, replicas=replicas, cases=cases, steps=steps)
     assert answers == [{f"{name} {micro}": {} for name, micro in cases}] * world
+
+
+def check_stale(rank, world, replicas, cases, steps):
+    """Stale schedules against the stale loop, cases (schedule, staleness, synchronous steps, micro-batches)."""
+    shards, problem, found = world // replicas, problem_of(rank, steps), {}
+    shard_group, replica_group = groups_of(rank, world, replicas)
+    longer, everybody = Problem(steps=steps, samples=6, rank=rank), Lane(dist.new_group(list(range(world))))
+    for name, staleness, synchronous_steps, micro_batches in cases:
+        tables = make_tables(problem, RULES["adam"], world=shards, rank=rank % shards)
+        copies = SummedGradients(Lane(replica_group)) if replicas > 1 else None
+        together = Together(Exchange(tables, shard_group if shards > 1 else None), everybody, copies)
+        lend = older_rows(staleness, synchronous_steps, shards, rank % shards)
+        work = plain_loop(longer, RULES["adam"], micro_batches, tables, together, problem.steps, lend)[0]
+        expected = outcome(work, tables, shards, rank % shards)
+        work, tables = SmallWork(problem), make_tables(problem, RULES["adam"], world=shards, rank=rank % shards)
+        peers = Peers(Exchange(tables, shard_group if shards > 1 else None), world=world, replicas=replicas)
+        schedule = make_schedule(name, staleness=staleness, synchronous_steps=synchronous_steps, micro_batches=micro_batches)
+        with Pipeline(schedule, work, tables, peers) as pipeline:
+            assert sum(1 for _ in pipeline.steps()) == steps
+        peers.close()
+        found[f"{name} {staleness}"] = differences(outcome(work, tables, shards, rank % shards), expected)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "replicas", "cases"),
+    [
+        (2, 1, [["semi_async", 1, 0, 1], ["semi_async", 2, 5, 2], ["semi_async", 4, 0, 1], ["six_stage", 1, 7, 1]]),
+        (2, 2, [["six_stage", 1, 0, 2], ["semi_async", 2, 0, 1]]),
+    ],
+)
+def test_ranks_end_with_the_bits_of_the_stale_loop(world, replicas, cases, tmp_path):
+    answers = run_ranks(world, "test_pipeline_ranks:check_stale", tmp_path, replicas=replicas, cases=cases, steps=40)
+    assert answers == [{f"{name} {staleness}": {} for name, staleness, *_ in cases}] * world
 
 
 def stop_at(rank, world, how):

@@ -9,8 +9,12 @@ from safetensors.torch import load_file
 from slipstream.cli import run_command
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.trace import read_trace
+from slipstream.tables.slices import Placement
 from slipstream.training import checkpoint, loop
+from slipstream.training.config import trained_digest
+from slipstream.training.ranks import Ranks
 from slipstream.training.run import train
+from slipstream.training.scheduled import load_moved, recipe_schedule, save_moved
 from slipstream.training.telemetry import read_metrics
 from training_fixtures import small_recipe, small_store
 
@@ -57,9 +61,9 @@ def test_cutting_changes_only_rounding(store, tmp_path, cluster):
     assert max(float((plain[name].double() - cut[name].double()).abs().max()) for name in plain) < 1e-9
 
 
-@pytest.mark.parametrize("schedule", ("nested", "frozen_window"))
+@pytest.mark.parametrize("schedule", ("nested", "frozen_window", "semi_async", "six_stage"))
 def test_an_interrupted_run_goes_on_bit_for_bit(store, tmp_path, schedule, monkeypatch):
-    recipe = recipe_of(schedule, micro_batches=2, epochs=8)
+    recipe = recipe_of(schedule, micro_batches=2, epochs=8, staleness=2, synchronous_steps=3)
     train(recipe, store, tmp_path / "whole", quiet=True)
     stops, real = iter((2, 5, 8)), loop.run_loop
 
@@ -93,6 +97,31 @@ def test_auto_says_what_it_chose_and_why(store, tmp_path, capsys):
     train(recipe_of("nested", micro_batches="auto", epochs=8), store, tmp_path / "run")
     assert "micro-batches" in capsys.readouterr().err
     assert not lanes_left()
+
+
+def test_recipes_reach_the_schedule_and_the_digest():
+    stale = recipe_of("semi_async", staleness=2, synchronous_steps=5)
+    assert (recipe_schedule(stale).staleness, recipe_schedule(stale).synchronous_steps) == (2, 5)
+    assert (
+        len({trained_digest(recipe_of("six_stage", **options)) for options in ({}, {"staleness": 2}, {"synchronous_steps": 1})})
+        == 3
+    )
+    assert trained_digest(recipe_of("nested", staleness=3)) == trained_digest(recipe_of("nested"))
+
+
+def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
+    keys, weights = torch.arange(40), torch.arange(80.0).view(40, 2)
+    for rank in range(2):
+        mine = Placement(2).owner_of(keys) == rank
+        files = save_moved({7: {"feature/colour": (keys[mine], weights[mine])}}, Ranks(rank=rank, world=2))
+        for name, tensors in files.items():
+            checkpoint.write_tensors(tmp_path / name, tensors)
+    assert save_moved({7: {}}, Ranks(rank=2, world=4, replicas=2)) == {}  # the second replica
+    for shards in (1, 2, 3):
+        found = [load_moved(tmp_path, Ranks(rank=rank, world=shards))[7]["feature/colour"] for rank in range(shards)]
+        for rank, (found_keys, found_weights) in enumerate(found):
+            mine = Placement(shards).owner_of(keys) == rank
+            assert torch.equal(found_keys, keys[mine]) and torch.equal(found_weights, weights[mine])
 
 
 def test_a_dense_table_rule_is_refused(store, tmp_path):

@@ -6,11 +6,14 @@ processor time, as on a real network. Elsewhere every message is followed by a p
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,13 +80,40 @@ class Namespaces:
 
 @contextlib.contextmanager
 def two_namespaces() -> Iterator[Namespaces]:
-    """Namespaces that are gone afterwards, whatever happens."""
+    """Namespaces that are gone afterwards, whatever happens; those of a benchmark that was killed go first."""
+    _sweep()
     link = Namespaces()
+    with _terminated_politely():
+        try:
+            link.build()
+            yield link
+        finally:
+            link.remove()
+
+
+def _sweep() -> None:
+    """Remove namespaces whose process is gone: nothing can tidy up after SIGKILL but the next run."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20).stdout
+    for name, process in re.findall(r"^(slip(\d+)n[01])\b", listed, re.MULTILINE):
+        if not Path("/proc", process).exists():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def _terminated_politely() -> Iterator[None]:
+    """Let SIGTERM end this process as an exception does, so that what was built is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        link.build()
-        yield link
+        yield
     finally:
-        link.remove()
+        signal.signal(signal.SIGTERM, before)
 
 
 class EmulatedLink:

@@ -47,20 +47,20 @@ START = 1_600_000_000
 class Setting:
     """What is run where."""
 
-    users: int = 48  # per rank
-    length: int = 96
-    items: int = 60_000
+    users: int = 16  # per rank
+    length: int = 2048
+    items: int = 20_000
     topics: int = 24
-    zipf: float = 1.05
-    dim: int = 128
-    heads: int = 4
-    blocks: int = 3
+    zipf: float = 1.2
+    dim: int = 64
+    heads: int = 2
+    blocks: int = 1
     batches: int = 12  # different ones, in a circle
     tier: str = "disk"
     read_rate: float | None = None
-    cache_rows: int = 512
+    cache_rows: int = 1024  # of about 4,000 a step asks of an owner
     link_rate: float | None = None  # of the emulated link; None: the network is the link
-    steps: int = 5  # timed, after `warm_up`
+    steps: int = 2  # timed, after `warm_up`
     warm_up: int = 2
     repeats: int = 5
     check_steps: int = 6
@@ -70,6 +70,7 @@ class Setting:
 
     def recipe(self) -> Recipe:
         model = {"kind": "hstu", "dim": self.dim, "heads": self.heads, "blocks": self.blocks, "max_len": self.length}
+        model["position_embedding"] = False
         loss = {"kind": "shared_softmax", "negatives": 32}
         return Recipe.model_validate(
             {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from slipstream.pipeline.hazards import Sources
+from slipstream.pipeline.hazards import Sources, sources
 from slipstream.tables.memory import Rows
 from slipstream.tables.rules import RowRule, State
 
@@ -18,6 +18,7 @@ class RowBuffer:
 
     def __init__(self, keys_U: torch.Tensor, weights_UD: torch.Tensor, state: State) -> None:
         self.keys_U, self.weights_UD, self.state = keys_U, weights_UD, state
+        self._lent_UD: torch.Tensor | None = None  # where other weights are lent than those that will be moved
 
     @classmethod
     def retrieved(cls, keys_U: torch.Tensor, rest_R: torch.Tensor, rows: Rows) -> "RowBuffer":
@@ -44,9 +45,16 @@ class RowBuffer:
         for step, there_C, here_C in origin.copies:
             self.copy_rows(buffers[step], there_C, here_C)
 
+    def lend_older(self, keys_H: torch.Tensor, weights_HD: torch.Tensor) -> None:
+        """Lend these weights for these keys (unique, ascending) where they are here, though newer ones will be moved."""
+        lent_UD = self.weights_UD.clone() if self._lent_UD is None else self._lent_UD
+        for _, there_C, here_C in sources(self.keys_U, {0: keys_H}).copies:
+            lent_UD.index_copy_(0, here_C, weights_HD.index_select(0, there_C))
+        self._lent_UD = lent_UD
+
     def lend(self, places_O: torch.Tensor) -> torch.Tensor:
         """A copy of the weights at these places."""
-        return self.weights_UD.index_select(0, places_O)
+        return (self.weights_UD if self._lent_UD is None else self._lent_UD).index_select(0, places_O)
 
     def move(self, rule: RowRule, grads_UD: torch.Tensor, lr: float) -> None:
         """One optimiser step of all rows."""

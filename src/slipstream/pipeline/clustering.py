@@ -74,19 +74,20 @@ def _shared_keys(keys_T: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
 
 
 def _fill(shared_BK: np.ndarray, lengths_B: np.ndarray, limit_M: np.ndarray) -> np.ndarray:
-    """Part after part: begin with the longest sample left, then always the one with the largest share of its keys already there."""
+    """Part after part: begin with the longest sample left, then always the one that has most in common with those inside."""
     parts_B, left_B = np.full(len(lengths_B), len(limit_M) - 1), np.ones(len(lengths_B), dtype=bool)
     sizes_B = np.maximum(shared_BK.sum(1), 1.0)
+    # A key that few samples have says more about them than one that all have.
+    common_BB = (shared_BK / np.maximum(shared_BK.sum(0), 1.0)) @ shared_BK.T / sizes_B
     for part, limit in enumerate(limit_M[:-1] / SLACK):
-        held_K, tokens = np.zeros(shared_BK.shape[1], dtype=np.float32), 0.0
+        score_B, tokens = 1e-6 * lengths_B / max(lengths_B.max(), 1), 0.0
         while True:
             fits_B = left_B & (tokens + lengths_B <= max(limit, lengths_B.max() if tokens == 0 else 0.0))
             if not fits_B.any():
                 break
-            score_B = shared_BK @ held_K / sizes_B + 1e-6 * lengths_B / lengths_B.max()
             sample = int(np.where(fits_B, score_B, -1.0).argmax())
             parts_B[sample], left_B[sample] = part, False
-            np.maximum(held_K, shared_BK[sample], out=held_K)
+            score_B = score_B + common_BB[sample]
             tokens += lengths_B[sample]
     return parts_B
 

@@ -66,13 +66,13 @@ class Engine:
                 yield step
                 step += 1
         except GeneratorExit:
-            self._shut()
+            self._shut(finished=False)
             raise
         except BaseException as error:
             self._ledger.stop(error)
-            self._shut()
+            self._shut(finished=False)
             raise
-        self._shut()
+        self._shut(finished=True)
 
     def end(self, step: int) -> None:
         """There is no step `step`; everything before it is still done."""
@@ -89,15 +89,15 @@ class Engine:
         with self._busy[lane]:
             yield
 
-    def _shut(self) -> None:
+    def _shut(self, *, finished: bool) -> None:
         """Join all lanes and write back what was updated. Raises what a lane raised unless the caller is told already."""
         ledger, told = self._ledger, self._ledger.error
-        if told is None and ledger.last == FOREVER:
+        if told is None and not finished:
             if self._give_up:
                 ledger.close()
             else:
                 ledger.stop()
-        patience = float("inf") if told is None and ledger.last < FOREVER else PATIENCE
+        patience = float("inf") if told is None and finished else PATIENCE
         if not ledger.all_left(patience):
             ledger.stop(told or RuntimeError("a lane did not stop in time"))
             ledger.all_left(PATIENCE)
@@ -111,14 +111,15 @@ class Engine:
             raise ledger.error
 
     def _drain(self) -> None:
-        """Write back, in the caller's thread, what was updated and not yet written."""
-        for stage in (stage for stage in self.schedule.stages if stage.drains):
-            for task in self._ledger.unfinished(stage.name):
-                try:
-                    self._run(stage, task, time.perf_counter(), None)
-                except BaseException as error:
-                    self._ledger.stop(error)
-                    return
+        """Finish, in the caller's thread, what was updated and not yet written. What fails holds up only what needs it."""
+        stages, failed = [stage for stage in self.schedule.stages if stage.drains], set[Task]()
+        while ready := [(stage, task) for stage in stages for task in self._ledger.unfinished(stage.name) if task not in failed]:
+            stage, task = min(ready, key=lambda each: (each[1].step, each[1].micro))
+            try:
+                self._run(stage, task, time.perf_counter(), None)
+            except BaseException as error:
+                self._ledger.stop(error)
+                failed.add(task)
 
     def _step(self, step: int) -> bool:
         """One step of the compute lane (of every lane, in a serial schedule); says whether there was one."""

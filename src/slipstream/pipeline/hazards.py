@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from slipstream.pipeline.schedule import Schedule, Stage
+from slipstream.pipeline.schedule import PACE, Schedule, Stage
 
 
 @dataclass(frozen=True)
@@ -128,29 +128,31 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
 
 def _broken(schedule: Schedule, step: int, micros: int, ordered: Callable[[Task, Task], bool]) -> Iterator[str]:
     """The promises about one step's rows that the order does not keep."""
-    retrieve, update = Task("retrieve", step), Task("update", step)
+    retrieve, moved = Task("retrieve", step), Task(schedule.moves, step)
     yield from _unseen(schedule, step, ordered)
     for micro in range(micros):
-        if not (ordered(retrieve, Task("answer", step, micro)) and ordered(Task("answer", step, micro), update)):
+        if not (ordered(retrieve, Task("answer", step, micro)) and ordered(Task("answer", step, micro), moved)):
             yield "rows are moved before all micro-batches have them"
     if "refresh" in schedule and not ordered(Task("answer", step, micros - 1), Task("refresh", step)):
         yield "rows are copied while they are being lent"
-    if not ordered(update, Task("write", step)):
+    if not ordered(moved, Task("write", step)):
         yield "rows are written back before they are moved"
+    if schedule.moves != PACE and not ordered(Task(PACE, step), moved):
+        yield "rows are moved before the step is certain"
 
 
 def _unseen(schedule: Schedule, step: int, ordered: Callable[[Task, Task], bool]) -> Iterator[str]:
     """Updates of earlier steps that may not reach this step's rows, or reach them sooner than declared."""
     retrieve, copies, refreshes = Task("retrieve", step), copied_from(schedule, step), refreshed_from(schedule, step)
     for earlier in range(step):
-        moved, landed, back = Task("update", earlier), Task("write", earlier), step - earlier
+        moved, landed, back = Task(schedule.moves, earlier), Task("write", earlier), step - earlier
         if earlier in copies:
             copy = Task("synchronise", step)
             if "synchronise" not in schedule or not (ordered(moved, copy) and ordered(copy, Task("answer", step))):
                 yield f"rows moved {back} steps earlier are not copied before they are lent"
         elif earlier in refreshes:
             fresh = Task("refresh", step)
-            if "refresh" not in schedule or not (ordered(moved, fresh) and ordered(fresh, Task("update", step))):
+            if "refresh" not in schedule or not (ordered(moved, fresh) and ordered(fresh, Task(schedule.moves, step))):
                 yield f"rows moved {back} steps earlier are not copied before they are moved again"
             if not ordered(retrieve, landed):
                 yield f"retrieval may or may not see the write-back of {back} steps earlier"

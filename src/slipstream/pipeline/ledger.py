@@ -80,7 +80,8 @@ class Ledger:
 
     def unfinished(self, stage: str) -> list[Task]:
         """Tasks of a stage that could run and have not."""
-        tasks = [Task(stage, step) for step in sorted(self._micros)]
+        each, steps = self._schedule[stage].each, sorted(step for step in self._micros if step < self.last)
+        tasks = [Task(stage, step, micro) for step in steps for micro in range(self._micros[step] if each else 1)]
         return [task for task in tasks if task not in self._ended and all(need in self._ended for need in self.needs(task))]
 
     def end(self, step: int) -> None:

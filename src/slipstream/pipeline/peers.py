@@ -70,9 +70,7 @@ class Peers:
         return total[0], total[1] > 0 and total[2] == 0
 
     def union(self, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Keys lane: the keys whose rows this rank will move: with replicas also those the other replicas touch."""
-        if self.replicas == 1:
-            return dict(keys)
+        """Keys lane, with several replicas: the keys whose rows this rank will move: its own and those the others touch."""
         everyone = self._replica_keys.share(list(keys.values()))
         return {name: torch.unique(torch.cat(parts)) for name, parts in zip(keys, zip(*everyone, strict=True), strict=True)}
 

@@ -24,11 +24,13 @@ from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.engine import Action, Delay, Engine
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.refusals import refuse
-from slipstream.pipeline.schedule import Lane, Schedule
+from slipstream.pipeline.schedule import Lane, Schedule, make_schedule
 from slipstream.pipeline.trace import Trace
 from slipstream.pipeline.work import Micro, Work
-from slipstream.tables.exchange import Lookups, Route
+from slipstream.tables.exchange import Lookups, Route, distinct
 from slipstream.tables.tier import Tier
+
+Moved = dict[int, dict[str, tuple[torch.Tensor, torch.Tensor]]]  # step -> table -> (keys_U, weights_UD before the step moved them)
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,24 @@ class _Step:
     buffers: dict[str, RowBuffer] = field(default_factory=dict)
     lookups: dict[int, Lookups] = field(default_factory=dict)
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    before: dict[str, torch.Tensor] = field(default_factory=dict)  # of stale schedules: the weights this step moved
     loss: torch.Tensor | None = None
     loss_sum: float = 0.0
+
+    def place_own(self) -> None:
+        """The distinct keys of all micro-batches, and each micro-batch's places among them."""
+        self.own_places = [{} for _ in self.routes]
+        for name in self.routes[0].owned:
+            self.own[name], places = distinct([route.owned[name] for route in self.routes], None)
+            for micro_places, places_O in zip(self.own_places, places, strict=True):
+                micro_places[name] = places_O
 
 
 class Pipeline:
     """Runs `work` over `tables` by `schedule`. Steps are counted from `first_step`; leaving the context stops all lanes.
 
     With `adapt` the first steps are probed, and the numbers of micro-batches and buffers chosen from them; it is told why.
+    A stale schedule that goes on where another pipeline stopped is given what that one's `moved()` said, as `earlier`.
     """
 
     def __init__(
@@ -78,8 +90,10 @@ class Pipeline:
         trace: Trace | None = None,
         delay: Delay | None = None,
         adapt: Callable[[str], object] | None = None,
+        earlier: Moved | None = None,
     ) -> None:
         refuse(schedule, work, tables)
+        self._wanted, self._earlier = schedule, dict(earlier or {})
         self.work, self.tables, self.peers, self.first_step = work, dict(tables), peers, first_step
         self.trace = trace or Trace()
         self._adapt, self._delay = adapt, delay
@@ -104,8 +118,15 @@ class Pipeline:
 
     def steps(self) -> Iterator[Done]:
         """Finished steps, until the data of all ranks has ended."""
+        warm_up = self._wanted.synchronous_steps - self.first_step
+        if warm_up > 0:
+            self._engine = self._start(make_schedule("dual_buffer", micro_batches=self._wanted.micro_batches))
+            yield from self._some_steps(warm_up)
+            if self._newest < warm_up - 1:
+                return
+            self._engine = self._start(self._wanted)
         if self._adapt is not None:
-            wanted = self.schedule
+            wanted = self._wanted
             probes = {}
             for micro_batches in (1, wanted.micro_batches):
                 self._engine = self._start(replace(wanted, micro_batches=micro_batches))
@@ -144,6 +165,15 @@ class Pipeline:
                 table.flush()
             yield
 
+    def moved(self) -> Moved:
+        """Inside `settled`: the rows moved by the newest steps that a stale schedule may not have seen, as they were before."""
+        known = dict(self._earlier)
+        for step, one in list(self._steps.items()):
+            if one.before and step <= self._newest:
+                known[self.first_step + step] = {name: (one.buffers[name].keys_U, one.before[name]) for name in one.before}
+        oldest = self.first_step + self._newest + 1 - self.schedule.staleness
+        return {step: rows for step, rows in sorted(known.items()) if step >= oldest}
+
     def ask_to_stop(self) -> None:
         """End after the next step all ranks agree on (a few steps on: those whose keys are routed already are finished)."""
         self._stop_asked = True
@@ -177,12 +207,17 @@ class Pipeline:
             self._engine.end(step)
             return
         now.routes = [self.peers.keys.route(each.keys) for each in now.micros]
-        for name in now.routes[0].owned:
-            owned = [route.owned[name] for route in now.routes]
-            now.own[name] = owned[0] if len(owned) == 1 else torch.unique(torch.cat(owned))
-        now.keys = self.peers.union(now.own)
-        now.own_places = [_places(route, now.own) for route in now.routes]
-        now.places = now.own_places if self.peers.replicas == 1 else [_places(route, now.keys) for route in now.routes]
+        if self.peers.replicas > 1:
+            now.place_own()
+            now.keys = self.peers.union(now.own)
+
+    def _place(self, step: int, micro: int) -> None:
+        now = self._steps[step]
+        if self.peers.replicas > 1:
+            now.places = [_places(route, now.keys) for route in now.routes]
+        else:
+            now.place_own()
+            now.keys, now.places = now.own, now.own_places
 
     def _retrieve(self, step: int, micro: int) -> None:
         now = self._steps[step]
@@ -192,6 +227,10 @@ class Pipeline:
             origin = now.origins[name] = hazards.sources(keys_U, held)
             rows = self.tables[name].read(keys_U[origin.rest_R] if origin.copies else keys_U)
             now.buffers[name] = RowBuffer.retrieved(keys_U, origin.rest_R, rows)
+        for earlier in range(self.first_step - 1, self.first_step + step - self.schedule.staleness - 1, -1):
+            for name, (keys_U, weights_UD) in self._earlier.get(earlier, {}).items():
+                if name in now.buffers:
+                    now.buffers[name].lend_older(keys_U, weights_UD)
 
     def _synchronise(self, step: int, micro: int) -> None:
         for name, buffer in self._steps[step].buffers.items():
@@ -228,20 +267,27 @@ class Pipeline:
             else:
                 total_UD = now.grads.setdefault(name, grads_OD.new_zeros(whole, grads_OD.shape[1]))
                 total_UD.index_add_(0, places_O, grads_OD)
+        if micro == len(now.micros) - 1:
+            summed = self.peers.sum_replicas({name: (now.own[name], grads_UD) for name, grads_UD in now.grads.items()})
+            now.grads = {name: grads_UD for name, (_, grads_UD) in summed.items()}
 
     def _reduce(self, step: int, micro: int) -> None:
         now = self._steps[step]
-        summed = self.peers.sum_replicas({name: (now.own[name], grads_UD) for name, grads_UD in now.grads.items()})
-        now.grads = {name: grads_UD for name, (_, grads_UD) in summed.items()}
         self.work.sum_dense(self.peers.everybody)
         now.loss_sum = self.peers.sum_loss(0.0 if now.loss is None else float(now.loss))
 
     def _update(self, step: int, micro: int) -> None:
+        if self.schedule.moves == "update":
+            self._move(step, micro)
+        self.work.step_dense(self.first_step + step)
+
+    def _move(self, step: int, micro: int) -> None:
         now = self._steps[step]
         lr = self.work.table_lr(self.first_step + step)
         for name, buffer in now.buffers.items():
+            if self.schedule.staleness:
+                now.before[name] = buffer.weights_UD.clone()
             buffer.move(self.tables[name].rule, now.grads.pop(name), lr)
-        self.work.step_dense(self.first_step + step)
 
     def _write(self, step: int, micro: int) -> None:
         for name, buffer in self._steps[step].buffers.items():

@@ -4,14 +4,16 @@ A step's stages, in the order data passes them:
 
     load         the next batch, cut into micro-batches (clustered by key); its keys
     route        keys to their owners; the step's global token count; ranks agree whether there is another step
+    place        the owner's distinct keys of the whole step, and where each micro-batch's are among them
     retrieve     the owners' rows with their optimiser state, out of the tables into the step's prefetch buffer
     synchronise  rows an earlier step has just moved, copied over from its buffer, so that the buffer is current
     answer       a micro-batch's rows to those who asked
     compute      forward and backward of a micro-batch
-    collect      a micro-batch's row gradients back to the owners
-    reduce       gradients summed over ranks: rows over replicas, dense ones over everybody
+    collect      a micro-batch's row gradients back to the owners (and summed over replicas)
+    reduce       dense gradients summed over all ranks
+    update       one optimiser step of the dense parameters; without staleness also of the rows, inside the buffer
     refresh      (stale schedules only) rows moved since they were lent, copied before they are moved again
-    update       one optimiser step: dense parameters, and rows inside the buffer
+    move         (stale schedules only) one optimiser step of the rows, while later steps compute
     write        the buffer's rows and state back into the tables
 
 A stage with `ahead=a` may work on step t once step t-a-1 has been updated. A lane is a thread (and a stream on an accelerator):
@@ -36,11 +38,13 @@ class Lane(StrEnum):
     ROWS = "rows"  # the exchange of rows
     GRADIENTS = "gradients"  # the exchange of gradients
     COMPUTE = "compute"  # the caller's own thread
+    HOST = "host"  # keys again, once they have arrived
 
 
 KINDS = {
     Lane.LOADER: "input",
     Lane.NETWORK: "comm",
+    Lane.HOST: "lookup",
     Lane.TABLE: "lookup",
     Lane.BUFFER: "lookup",
     Lane.ROWS: "comm",
@@ -79,6 +83,7 @@ class Schedule:
     stages: tuple[Stage, ...]
     micro_batches: int = 1
     staleness: int = 0
+    synchronous_steps: int = 0  # the first steps of a run, which have no staleness yet
     serial: bool = False  # every stage in the caller's thread, one after the other
 
     def __getitem__(self, stage: str) -> Stage:
@@ -86,6 +91,11 @@ class Schedule:
 
     def __contains__(self, stage: str) -> bool:
         return any(each.name == stage for each in self.stages)
+
+    @property
+    def moves(self) -> str:
+        """The stage that moves the rows."""
+        return "move" if "move" in self else PACE
 
     @property
     def buffers_ahead(self) -> int:
@@ -101,30 +111,47 @@ class Schedule:
         return (*stage.after, After(PACE, back=stage.ahead + 1))
 
 
-def _stages(*, load: int, route: int, retrieve: int, lend: int = 0, micro_ahead: int = 2) -> tuple[Stage, ...]:
+def _stages(
+    *, load: int, route: int, retrieve: int, place: int | None = None, lend: int = 0, micro_ahead: int = 2
+) -> tuple[Stage, ...]:
     """The stages of every buffered schedule; the numbers say how many steps ahead each group works, `lend` is the staleness."""
-    copies = retrieve > lend
-    lent = After("synchronise") if copies else After("retrieve")
+    lane = Lane.NETWORK if place is None else Lane.HOST  # where nothing is told of it, keys are placed as soon as they arrive
     stages = [
         Stage("load", Lane.LOADER, ahead=load),
         Stage("route", Lane.NETWORK, (After("load"),), ahead=route),
-        Stage("retrieve", Lane.TABLE, (After("route"), After("write", back=retrieve + 1)), ahead=retrieve),
+        Stage("place", lane, (After("route"),), ahead=route if place is None else place),
+        Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=retrieve + 1)), ahead=retrieve),
     ]
-    if copies:
-        stages.append(Stage("synchronise", Lane.BUFFER, (After("retrieve"), After(PACE, back=lend + 1)), ahead=lend))
-    stages += [
-        Stage("answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True),
-        Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True),
+    lent = After("retrieve")
+    if retrieve > lend:
+        moved = After("move" if lend else PACE, back=lend + 1)
+        stages.append(Stage("synchronise", Lane.BUFFER, (After("retrieve"), moved), ahead=lend))
+        lent = After("synchronise")
+    stages.append(Stage("answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True))
+    stages.append(Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True))
+    return (*stages, *(_exact_end() if lend == 0 else _stale_end()))
+
+
+def _exact_end() -> tuple[Stage, ...]:
+    """Gradients come home, then everything moves at once."""
+    return (
         Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
         Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
-    ]
-    ready: tuple[After, ...] = (After("collect"), After("reduce"))
-    if lend:
-        stages.append(Stage("refresh", Lane.BUFFER, (After("answer"), After(PACE, back=1))))
-        ready = (*ready, After("refresh"))
-    stages.append(Stage("update", Lane.COMPUTE, ready))
-    stages.append(Stage("write", Lane.TABLE, (After("update"),), drains=True))
-    return tuple(stages)
+        Stage("update", Lane.COMPUTE, (After("collect"), After("reduce"))),
+        Stage("write", Lane.TABLE, (After("update"),), drains=True),
+    )
+
+
+def _stale_end() -> tuple[Stage, ...]:
+    """The dense part moves first, so that the next step can compute while the rows' gradients come home and the rows move."""
+    return (
+        Stage("reduce", Lane.GRADIENTS, (After("compute"),)),
+        Stage("update", Lane.COMPUTE, (After("reduce"),)),
+        Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True, drains=True),
+        Stage("refresh", Lane.BUFFER, (After("answer"), After("move", back=1)), drains=True),
+        Stage("move", Lane.BUFFER, (After("update"), After("collect"), After("refresh")), drains=True),
+        Stage("write", Lane.TABLE, (After("move"),), drains=True),
+    )
 
 
 SYNCHRONOUS = Schedule("synchronous", _stages(load=0, route=0, retrieve=0), serial=True)
@@ -132,13 +159,21 @@ DUAL_BUFFER = Schedule("dual_buffer", _stages(load=3, route=2, retrieve=1))
 FROZEN_WINDOW = Schedule("frozen_window", _stages(load=1, route=0, retrieve=0), micro_batches=8)
 NESTED = Schedule("nested", _stages(load=3, route=2, retrieve=1), micro_batches=8)
 SEMI_ASYNC = Schedule("semi_async", _stages(load=4, route=3, retrieve=2, lend=1), staleness=1)
-SCHEDULES = {each.name: each for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC)}
+# One batch in each: load, keys to their owners, their places, rows out, compute, gradients home (with `ahead` -1, as it were).
+SIX_STAGE = Schedule("six_stage", _stages(load=4, route=3, place=2, retrieve=1, lend=1), staleness=1)
+SCHEDULES = {each.name: each for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)}
+STALE = tuple(name for name, schedule in SCHEDULES.items() if schedule.staleness)
 
 
 def make_schedule(
-    name: str, *, micro_batches: int | None = None, buffers_ahead: int | None = None, staleness: int | None = None
+    name: str,
+    *,
+    micro_batches: int | None = None,
+    buffers_ahead: int | None = None,
+    staleness: int | None = None,
+    synchronous_steps: int = 0,
 ) -> Schedule:
-    """A named schedule, perhaps with other numbers of micro-batches, of buffers filled ahead, or (semi_async) of staleness."""
+    """A named schedule, perhaps with other numbers: micro-batches, buffers filled ahead, staleness and when it begins."""
     if name not in SCHEDULES:
         raise SlipstreamError(f"unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
@@ -146,14 +181,33 @@ def make_schedule(
         if micro_batches < 1:
             raise SlipstreamError(f"a step needs at least one micro-batch, got {micro_batches}")
         schedule = replace(schedule, micro_batches=micro_batches)
-    if buffers_ahead is not None or staleness is not None:
-        lend = schedule.staleness if staleness is None else staleness
-        ahead = (schedule.buffers_ahead if staleness is None else lend + 1) if buffers_ahead is None else buffers_ahead
-        if schedule.serial or schedule.buffers_ahead == 0 or lend < 0 or ahead <= lend or (lend and not schedule.staleness):
+    if synchronous_steps:
+        if not schedule.staleness or synchronous_steps < 0:
             raise SlipstreamError(
-                f"schedule '{name}' cannot work {ahead} buffers ahead with staleness {lend}; "
-                "nested and dual_buffer take buffers ahead >= 1, semi_async more buffers than staleness"
+                f"schedule '{name}' takes no {synchronous_steps} synchronous steps; only {' and '.join(STALE)} have other ones"
             )
-        stages = _stages(load=ahead + 2, route=ahead + 1, retrieve=ahead, lend=lend)
-        schedule = replace(schedule, stages=stages, staleness=lend)
-    return schedule
+        schedule = replace(schedule, synchronous_steps=synchronous_steps)
+    if buffers_ahead is None and staleness is None:
+        return schedule
+    return _with_numbers(schedule, buffers_ahead, staleness)
+
+
+def _with_numbers(schedule: Schedule, buffers_ahead: int | None, staleness: int | None) -> Schedule:
+    """The same schedule with other numbers of buffers and staleness; six_stage lends what it retrieves, so it has only one."""
+    lend = schedule.staleness if staleness is None else staleness
+    spare = schedule.buffers_ahead - schedule.staleness
+    ahead = (schedule.buffers_ahead if staleness is None else lend + spare) if buffers_ahead is None else buffers_ahead
+    direct = "synchronise" not in schedule
+    if schedule.serial or schedule.buffers_ahead == 0 or lend < 0 or (lend > 0) != (schedule.staleness > 0):
+        possible = False
+    else:
+        possible = ahead == lend if direct else ahead > lend
+    if not possible:
+        raise SlipstreamError(
+            f"schedule '{schedule.name}' cannot work {ahead} buffers ahead with staleness {lend}; nested and dual_buffer take "
+            "buffers ahead >= 1, semi_async more buffers than staleness, six_stage as many"
+        )
+    place = lend + 1 if "place" in schedule and schedule["place"].lane == Lane.HOST else None
+    extra = 1 if place is not None else 0
+    stages = _stages(load=ahead + 2 + extra, route=ahead + 1 + extra, place=place, retrieve=ahead, lend=lend)
+    return replace(schedule, stages=stages, staleness=lend)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,12 @@ def save_checkpoint(
     kind: str = LAST,
     keep: int = 1,
     ranks: Ranks = ALONE,
+    beside: Mapping[str, dict[str, torch.Tensor]] | None = None,
 ) -> Path:
-    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones alone."""
+    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones alone.
+
+    `beside` are more files of this rank: their names and tensors.
+    """
     recommender.tables.settle()
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
     if optimizer is not None:
@@ -77,6 +81,8 @@ def save_checkpoint(
         else:
             tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
             write_tensors(temporary / TENSORS, tensors)
+        for name, more in (beside or {}).items():
+            write_tensors(temporary / name, more)
         if ranks.first:  # plain text: the temporary directory itself becomes whole or vanishes
             (temporary / STATE).write_text(json.dumps(scalars, indent=2) + "\n", encoding="utf-8")
     for old in list_checkpoints(directory, kind)[:-keep] if ranks.first else ():

@@ -129,9 +129,15 @@ class TrainConfig(Section):
         "auto", description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one replica over all ranks"
     )
     rank_timeout: Positive = Field(300.0, description="seconds a rank may keep the others waiting before the job ends")
-    schedule: Literal["synchronous", "dual_buffer", "frozen_window", "nested", "semi_async"] = Field(
+    schedule: Literal["synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"] = Field(
         "synchronous",
-        description="how lookups, exchange and compute are laid over time; all but semi_async (rows one step old) train the same",
+        description="how lookups, exchange and compute are laid over time; semi_async and six_stage lend older rows",
+    )
+    staleness: Annotated[int, Field(ge=1, le=16)] = Field(
+        1, description="semi_async and six_stage: the rows of a step have not seen the updates of so many steps before it"
+    )
+    synchronous_steps: int = Field(
+        0, ge=0, description="semi_async and six_stage: so many steps at the start of a run see every update; staleness begins then"
     )
     micro_batches: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = Field(
         8, description="parts of a batch under frozen_window and nested; auto chooses from the first steps' times (not repeatable)"
@@ -187,6 +193,8 @@ def trained_digest(recipe: Recipe) -> str:
     bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
     if recipe.train.schedule not in ("frozen_window", "nested"):
         bookkeeping += ["micro_batches", "cluster"]
+    if recipe.train.schedule not in ("semi_async", "six_stage"):
+        bookkeeping += ["staleness", "synchronous_steps"]
     if recipe.tables.replicas == "exact":
         bookkeeping.append("mesh")
     if recipe.optimizer.decay == "constant":

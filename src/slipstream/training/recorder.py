@@ -53,6 +53,7 @@ class Recorder:
         self.board = TensorBoard(directory / "tensorboard", progress.step, self.config.tensorboard and ranks.first)
         self.line = ProgressLine(self.config.epochs, quiet=quiet or not ranks.first)
         self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
+        self.beside: Callable[[], dict[str, dict[str, torch.Tensor]]] = dict  # files of its own a schedule adds to checkpoints
         self._figures: dict[str, Any] = {}
         self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step
@@ -93,6 +94,7 @@ class Recorder:
             state,
             keep=self.config.keep_last,
             ranks=self.ranks,
+            beside=self.beside(),
         )
 
     def _append(self, record: dict[str, Any]) -> None:

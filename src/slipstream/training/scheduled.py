@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +17,14 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.clustering import cluster_samples, deal_samples
 from slipstream.pipeline.peers import Peers
-from slipstream.pipeline.pipeline import Done, Pipeline
-from slipstream.pipeline.schedule import Schedule, make_schedule
+from slipstream.pipeline.pipeline import Done, Moved, Pipeline
+from slipstream.pipeline.schedule import STALE, Schedule, make_schedule
 from slipstream.pipeline.trace import shares, write_trace
 from slipstream.pipeline.work import Micro
 from slipstream.tables.exchange import Lookups
 from slipstream.tables.lanes import Lane
+from slipstream.tables.slices import Placement
+from slipstream.training.checkpoint import checkpoint_path, read_tensors
 from slipstream.training.config import Recipe
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Stepped, Steps, total_steps
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from slipstream.training.recorder import Recorder
 
 TRACE = "trace.json"
+MOVED = "moved-"  # files of a checkpoint: weights before the newest steps moved them
 
 
 class RecommenderWork:
@@ -100,9 +104,44 @@ class RecommenderWork:
 
 def recipe_schedule(recipe: Recipe) -> Schedule:
     """The schedule a recipe names; `auto` begins with its usual number of micro-batches."""
-    cuts = recipe.train.schedule in ("frozen_window", "nested")
-    micro_batches = recipe.train.micro_batches
-    return make_schedule(recipe.train.schedule, micro_batches=micro_batches if cuts and isinstance(micro_batches, int) else None)
+    config = recipe.train
+    if config.schedule in STALE:
+        return make_schedule(config.schedule, staleness=config.staleness, synchronous_steps=config.synchronous_steps)
+    cuts = config.schedule in ("frozen_window", "nested") and isinstance(config.micro_batches, int)
+    return make_schedule(config.schedule, micro_batches=config.micro_batches if cuts else None)  # type: ignore[arg-type]
+
+
+def save_moved(moved: Moved, ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
+    """What a stale schedule must remember to go on exactly, as files of a checkpoint; the first replica saves."""
+    if not moved or ranks.rank >= ranks.shards:
+        return {}
+    parts = {"keys": 0, "weights": 1}
+    tensors = {
+        f"{step}/{name}/{part}": rows[place]
+        for step, tables in moved.items()
+        for name, rows in tables.items()
+        for part, place in parts.items()
+    }
+    return {f"{MOVED}{ranks.shard:05d}.safetensors": tensors}
+
+
+def load_moved(checkpoint: Path, ranks: Ranks) -> Moved:
+    """The same from a checkpoint, whatever ranks wrote it: what this rank owns."""
+    found: dict[int, dict[str, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
+    for path in sorted(checkpoint.glob(f"{MOVED}*.safetensors")):
+        tensors = read_tensors(path, ("",))
+        for full_name, keys_H in tensors.items():
+            step, _, name = full_name.removesuffix("/keys").partition("/")
+            if full_name.endswith("/keys") and step.isdecimal() and f"{step}/{name}/weights" in tensors:
+                mine_H = Placement(ranks.shards).owner_of(keys_H) == ranks.shard
+                rows = (keys_H[mine_H], tensors[f"{step}/{name}/weights"][mine_H])
+                found.setdefault(int(step), {}).setdefault(name, []).append(rows)
+    return {step: {name: _merged(parts) for name, parts in tables.items()} for step, tables in found.items()}
+
+
+def _merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    keys_H, order_H = torch.cat([keys for keys, _ in parts]).sort()
+    return keys_H, torch.cat([weights for _, weights in parts])[order_H]
 
 
 class ScheduledSteps:
@@ -157,11 +196,14 @@ def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps |
     peers = Peers(tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout)
     first, schedule = recorder.progress.step, recipe_schedule(recipe)
     adapt = recorder.line.say if schedule.cuts_batches and recipe.train.micro_batches == "auto" else None
-    pipeline = Pipeline(schedule, work, tables.tables, peers, first_step=first, adapt=adapt)
+    earlier = load_moved(checkpoint_path(recorder.directory / "checkpoints", first), ranks) if schedule.staleness else {}
+    pipeline = Pipeline(schedule, work, tables.tables, peers, first_step=first, adapt=adapt, earlier=earlier)
+    recorder.beside = lambda: save_moved(pipeline.moved(), ranks)
     try:
         with pipeline:
             yield ScheduledSteps(pipeline, sampler, ranks, stop)
     finally:
+        recorder.beside = dict
         peers.close()
         if ranks.first:
             about = {"schedule": recipe.train.schedule, "run": recipe.name, "first_step": first}
