@@ -44,18 +44,18 @@ ML_1M = Case(
     {
         "task": "retrieval",
         "model": {**_HSTU, "max_len": 100, "time_bias": "next"},
-        "sampler": {"max_len": 100, "batch_size": 64},
+        "sampler": {"max_len": 100, "batch_size": 32},
         "loss": {"kind": "shared_softmax", "negatives": 512, "temperature": 0.05},
-        "optimizer": {"lr": 1e-3},
-        "tables": {"rule": "rowwise_adam", "lr": 1e-3},
-        "train": {**_TRAIN, "epochs": 5},
+        "optimizer": {"lr": 3e-3},
+        "tables": {"rule": "rowwise_adam", "lr": 5e-3},
+        "train": {**_TRAIN, "epochs": 3},
     },
     RETRIEVAL,
     known="ml-1m",
 )
 KUAIRAND = Case(
     "kuairand-pure",
-    "KuaiRand-Pure (the part of the log at hand), ranking by click, like and long view",
+    "KuaiRand-Pure, the standard log, ranking by click and long view in one pass",
     {
         "task": "ranking",
         "tasks": {name: {"column": column, "threshold": 1} for name, column in (("click", "is_click"), ("long_view", "long_view"))},
@@ -67,12 +67,12 @@ KUAIRAND = Case(
         "loss": {"kind": "bce"},
         "optimizer": {"lr": 1e-3, "clip_norm": 1.0},
         "tables": {"rule": "rowwise_adagrad", "lr": 2e-2},
-        "train": {**_TRAIN, "epochs": 2},
+        "train": {**_TRAIN, "epochs": 1},
     },
     RANKING,
     known="kuairand-pure",
 )
-_ZIPF_RECIPE = {
+_ZIPF_RECIPE: dict[str, Any] = {
     "task": "retrieval",
     "model": {**_HSTU, "max_len": 50, "time_bias": "none"},
     "sampler": {"max_len": 50, "batch_size": 16},
@@ -83,23 +83,40 @@ _ZIPF_RECIPE = {
 }
 _ZIPF = Synthetic(users=3000, items=10_000, topics=200, zipf=1.4, length_mu=4.0, length_sigma=0.5, length_max=200, seed=7)
 ZIPF_HOT = Case("zipf-hot", "synthetic, popularity rank^-1.4: a hot head", _ZIPF_RECIPE, RETRIEVAL, synthetic=_ZIPF)
-ZIPF_FLAT = Case(
-    "zipf-flat",
-    "the same with every item equally popular",
-    _ZIPF_RECIPE,
-    RETRIEVAL,
-    synthetic=replace(_ZIPF, zipf=0.0),
-    variants=STALE,
-)
+_CROWDED = replace(_ZIPF, users=1000, items=500, topics=50)
+_CONTROL_RECIPE: dict[str, Any] = {
+    **_ZIPF_RECIPE,
+    "sampler": {"max_len": 50, "batch_size": 4},
+    "tables": {"rule": "rowwise_adagrad", "lr": 1.0},
+    "train": {**_TRAIN, "epochs": 2},
+}
 CONTROL = Case(
     "control",
-    "positive control: the hot head with batches of 4 users and table steps 50 times as large",
-    {**_ZIPF_RECIPE, "sampler": {"max_len": 50, "batch_size": 4}, "tables": {"rule": "rowwise_adam", "lr": 0.1}},
+    "positive control: 500 items with a hot head, 256 negatives, batches of 4 users, a table learning rate of 1",
+    _CONTROL_RECIPE,
     RETRIEVAL,
-    synthetic=_ZIPF,
+    synthetic=_CROWDED,
     variants=STALE,
 )
-CASES = {case.name: case for case in (ML_1M, KUAIRAND, ZIPF_HOT, ZIPF_FLAT, CONTROL)}
+CALM = replace(
+    CONTROL,
+    name="control-calm",
+    about="the control with a table learning rate of 0.05",
+    recipe={**_CONTROL_RECIPE, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
+)
+FLAT = replace(
+    CONTROL,
+    name="control-flat",
+    about="the control with every item equally popular",
+    synthetic=replace(_CROWDED, zipf=0.0),
+)
+SPARSE = replace(
+    CONTROL,
+    name="control-sparse",
+    about="the control with 16 negatives: fewer rows of a step were moved just before",
+    recipe={**_CONTROL_RECIPE, "loss": {**_ZIPF_RECIPE["loss"], "negatives": 16}},
+)
+CASES = {case.name: case for case in (ML_1M, KUAIRAND, ZIPF_HOT, CONTROL, CALM, FLAT, SPARSE)}
 QUICK = Case(
     "quick",
     "synthetic, small: shows that everything runs, proves nothing",

@@ -6,6 +6,7 @@ from typing import Any
 from slipstream.errors import SlipstreamError, did_you_mean
 
 MICRO_BATCHES = 4  # how the cutting schedules cut
+LATE_STEPS = 100  # when staleness begins in the variant that begins without
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ VARIANTS = (
         3,
         {"train": {"micro_batches": MICRO_BATCHES}},
         plain_cut=True,
+    ),
+    Variant(
+        "semi_async_1_late",
+        f"rows 1 step old, after {LATE_STEPS} synchronous steps",
+        3,
+        {"train": {"schedule": "semi_async", "staleness": 1, "synchronous_steps": LATE_STEPS}},
+        staleness=1,
     ),
     _averaged(1, 4),
     _averaged(16, 4),
