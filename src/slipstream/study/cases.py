@@ -1,8 +1,8 @@
 """The problems of the staleness study: data, a small honest recipe, the figures it is judged by.
 
-Two are real. The synthetic ones differ from each other in one thing each: how hot the head of the catalogue is, and, in the positive
-control, how large a step the rows take. Every recipe trains a fixed number of epochs and is judged once, at the end, on the test
-behaviours: nothing is chosen, so no choice adds noise.
+Two are real, one is made with a hot head, and one is a positive control in which staleness must hurt; three more change one thing
+of the control each, to see what the damage hangs on. Every recipe trains a fixed number of epochs and is judged once, at the end,
+on the test behaviours: nothing is chosen, so no choice adds noise.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,16 @@ class Case:
     variants: tuple[str, ...] = ALL
 
 
-_HSTU = {"kind": "hstu", "dim": 32, "blocks": 2, "heads": 1, "dropout": 0.1, "input_dropout": 0.1}
-_TRAIN = {"evaluate_every": 0, "checkpoint_every": 1_000_000_000, "keep_last": 1, "threads": 1, "tensorboard": False}
-_TRAIN |= {"log_every": 1, "rank_timeout": 3600.0}
+_HSTU: dict[str, Any] = {"kind": "hstu", "dim": 32, "blocks": 2, "heads": 1, "dropout": 0.1, "input_dropout": 0.1}
+_TRAIN: dict[str, Any] = {
+    "evaluate_every": 0,
+    "checkpoint_every": 1_000_000_000,
+    "keep_last": 1,
+    "threads": 1,
+    "tensorboard": False,
+    "log_every": 1,
+    "rank_timeout": 3600.0,
+}
 
 ML_1M = Case(
     "ml-1m",

@@ -1,8 +1,8 @@
 """How often a step asks for rows that the steps just before it have moved: where staleness can matter at all.
 
-The delay term of the convergence bound grows with alpha, the chance that two steps touch the same row. Here it is counted on the very
-batches and negatives of a run: the mean share of a step's distinct keys (and of all its reads, a key as often as it is asked for) that
-one of the `back` steps before it moved, and the share of steps in which this happens to the hottest key.
+The delay term of the convergence bound grows with alpha, the chance that two steps touch the same row. Here it is counted on the
+very batches and negatives of a run: the mean share of a step's distinct keys (and of all its reads, a key as often as it is asked
+for) that one of the `back` steps before it moved, and the share of steps in which this happens to the hottest key.
 """
 
 from collections import deque

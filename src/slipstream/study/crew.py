@@ -4,6 +4,7 @@ Workers stay in the process group of the command, so Ctrl-C (and whatever else i
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,9 +28,7 @@ def work_off(session: Session, crew_sizes: list[int], jobs: int, watch: Callable
         asked = replace(session, ranks=ranks)
         asked.save(scratch / f"session-{ranks}.json")
         with ExitStack() as stack:
-            workers = [
-                stack.enter_context(_Worker(scratch, ranks, number)) for number in range(jobs if ranks == 1 else ranks)
-            ]
+            workers = [stack.enter_context(_Worker(scratch, ranks, number)) for number in range(jobs if ranks == 1 else ranks)]
             while any(worker.running() for worker in workers):
                 watch()
                 time.sleep(POLL_SECONDS)
@@ -67,7 +66,7 @@ class _Worker:
         code = self.process.poll()
         if code in (None, 0):
             return
-        if code == STOPPED:
+        if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):
             raise KeyboardInterrupt
         said = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         reason = said[-1].strip() if said else f"it ended with {code}"

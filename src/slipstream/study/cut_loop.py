@@ -27,13 +27,13 @@ def train_plain_cut(recipe: Recipe, store: SequenceStore) -> tuple[Recommender, 
         parts = [batch.take(users_C) for users_C in cluster_samples(batch.items_T, batch.offsets_B1, recipe.train.micro_batches)]
         gathered = [recommender.gather(part, step) for part in parts if part.num_users]
         count = max(sum(each.supervised_S.numel() for each in gathered), 1)
-        summed = 0.0
+        summed = torch.zeros(())
         for each in gathered:
             loss, _ = recommender.loss_sum(each.batch, step, each)
             (loss / count).backward()
-            summed += float(loss.detach())
+            summed = summed + loss.detach()
         factor = schedule_factor(recipe.optimizer, step, steps)
         recommender.tables.apply([each.lookups for each in gathered], recipe.tables.lr * factor)
         step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
-        losses.append(summed / count)
+        losses.append(float(summed) / count)
     return recommender, optimizer, losses

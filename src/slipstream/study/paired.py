@@ -85,17 +85,14 @@ def compare(values: Sequence[float], baseline: Sequence[float], confidence: floa
         raise ValueError(f"a paired comparison needs at least two pairs, got {n}")
     mean, deviation = math.fsum(differences) / n, statistics.stdev(differences)
     error, critical = deviation / math.sqrt(n), t_quantile(0.5 + confidence / 2, n - 1)
-    if error > 0:
-        t_p = 2 * (1 - t_cdf(abs(mean) / error, n - 1))
-    else:
-        t_p = 1.0 if mean == 0 else 0.0
+    t = abs(mean) / error if error > 0 else math.inf if mean else 0.0
     return Paired(
         n=n,
         mean=mean,
         deviation=deviation,
         low=mean - critical * error,
         high=mean + critical * error,
-        t_p=t_p,
+        t_p=2 * (1 - t_cdf(t, n - 1)),
         flip_p=sign_flip_p(differences),
         smallest_flip_p=2.0 ** (1 - n),
         detectable=(critical + t_quantile(power, n - 1)) * error,

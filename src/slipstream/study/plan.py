@@ -1,6 +1,7 @@
 """Which runs a study is made of, in which order, and how one knows that a run is done: one small JSON file per run.
 
-The file carries a digest of everything that decides the run's numbers, so a study whose recipe or data has changed does its runs anew.
+The file carries a digest of everything that decides the run's numbers, so a study whose recipe or data has changed does its runs
+anew.
 """
 
 import hashlib

@@ -54,7 +54,9 @@ VARIANTS = (
     _stale(1, 0),
     _stale(4, 1),
     _stale(2, 2),
-    Variant("dual_buffer", "rows prefetched into a second buffer", 3, {"train": {"schedule": "dual_buffer"}}, same_bits_as=BASELINE),
+    Variant(
+        "dual_buffer", "rows prefetched into a second buffer", 3, {"train": {"schedule": "dual_buffer"}}, same_bits_as=BASELINE
+    ),
     Variant(
         "nested",
         f"prefetched, {MICRO_BATCHES} micro-batches",

@@ -110,4 +110,7 @@ def _parent_lives(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    try:
+        sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
