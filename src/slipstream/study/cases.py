@@ -14,10 +14,11 @@ from slipstream.data.prepare import Choices, prepare
 from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic
 from slipstream.errors import SlipstreamError, did_you_mean
-from slipstream.study.variants import STALE, VARIANTS
+from slipstream.study.variants import BASELINE, STALE, VARIANTS
 
 Say = Callable[[str, int, int], None]
 RETRIEVAL, RANKING = ("HR@10", "NDCG@10", "loss"), ("AUC", "loss")
+BRIEFLY = (BASELINE, "semi_async_1", "semi_async_4")
 ALL = tuple(variant.name for variant in VARIANTS)
 
 
@@ -110,18 +111,21 @@ CALM = replace(
     name="control-calm",
     about="the control with a table learning rate of 0.05",
     recipe={**_CONTROL_RECIPE, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
+    variants=BRIEFLY,
 )
 FLAT = replace(
     CONTROL,
     name="control-flat",
     about="the control with every item equally popular",
     synthetic=replace(_CROWDED, zipf=0.0),
+    variants=BRIEFLY,
 )
 SPARSE = replace(
     CONTROL,
     name="control-sparse",
     about="the control with 16 negatives: fewer rows of a step were moved just before",
     recipe={**_CONTROL_RECIPE, "loss": {**_ZIPF_RECIPE["loss"], "negatives": 16}},
+    variants=BRIEFLY,
 )
 CASES = {case.name: case for case in (ML_1M, KUAIRAND, ZIPF_HOT, CONTROL, CALM, FLAT, SPARSE)}
 QUICK = Case(

@@ -70,7 +70,7 @@ def plan(
         for case in cases
         for variant in named_variants(variants or case.variants)
         if variant.name in case.variants
-        for seed in seeds
+        for seed in seeds[: variant.most_seeds]
     ]
     places = {case.name: place for place, case in enumerate(cases)}
     return sorted(runs, key=lambda run: (run.variant.turn, run.seed, places[run.case.name]))

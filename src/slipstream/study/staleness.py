@@ -63,7 +63,11 @@ def run_study(
             )
             with Watcher(runs, out, jobs, console) as watch:
                 left = {run.variant.ranks for run in runs if run.name not in watch.done}
-                work_off(session, sorted(left), jobs, watch)
+                try:
+                    work_off(session, sorted(left), jobs, watch)
+                except KeyboardInterrupt:
+                    watch.console.print(f"stopped with {len(watch.done)} of {len(runs)} runs done; the same command goes on")
+                    raise
     summary = summarise(runs, stores, out)
     write_report(summary, out)
     return summary

@@ -6,6 +6,7 @@ from typing import Any
 from slipstream.errors import SlipstreamError, did_you_mean
 
 MICRO_BATCHES = 4  # how the cutting schedules cut
+PARTNER_SEEDS = 2
 LATE_STEPS = 100  # when staleness begins in the variant that begins without
 
 
@@ -21,6 +22,7 @@ class Variant:
     staleness: int = 0  # steps by which rows may be old
     same_bits_as: str | None = None
     plain_cut: bool = False  # done by the study's own loop, not by a schedule
+    most_seeds: int | None = None  # a partner that is there to compare bits with needs no statistics
 
     @property
     def exact(self) -> bool:
@@ -70,6 +72,7 @@ VARIANTS = (
         3,
         {"train": {"micro_batches": MICRO_BATCHES}},
         plain_cut=True,
+        most_seeds=PARTNER_SEEDS,
     ),
     Variant(
         "semi_async_1_late",
@@ -81,7 +84,7 @@ VARIANTS = (
     _averaged(1, 4),
     _averaged(16, 4),
     Variant("hsp", "two replicas, gradients summed", 5, {"train": {"mesh": "2x1"}}, ranks=2, same_bits_as="one_replica"),
-    Variant("one_replica", "one table shared by two ranks", 5, {"train": {"mesh": "1x2"}}, ranks=2),
+    Variant("one_replica", "one table shared by two ranks", 5, {"train": {"mesh": "1x2"}}, ranks=2, most_seeds=PARTNER_SEEDS),
 )
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 STALE = (BASELINE, "semi_async_1", "semi_async_2", "semi_async_4")
