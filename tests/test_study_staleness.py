@@ -84,12 +84,16 @@ def test_finished_runs_are_not_done_again(studied):
     assert {path.name: path.stat().st_mtime_ns for path in (studied / "results").iterdir()} == before
 
 
-def test_a_result_of_another_recipe_or_store_does_not_count(studied, store):
+def test_a_result_that_is_torn_or_of_another_recipe_or_store_does_not_count(studied, tmp_path):
     run = Planned(QUICK, BY_NAME["synchronous"], 1, open_store(QUICK, studied, studied).digest)
     assert run.result(studied) is not None
     assert replace(run, store_digest="other").result(studied) is None
     longer = {**QUICK.recipe, "train": {**QUICK.recipe["train"], "epochs": 3}}
     assert replace(run, case=replace(QUICK, recipe=longer)).result(studied) is None
+    torn = run.result_path(tmp_path)
+    torn.parent.mkdir()
+    torn.write_text(run.result_path(studied).read_text()[:100])
+    assert run.result(tmp_path) is None
 
 
 def test_a_broken_promise_fails_the_study(studied, tmp_path):

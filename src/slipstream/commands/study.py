@@ -42,20 +42,22 @@ def staleness(
     Ctrl-C stops it; the same command goes on. Exact schedules must end with equal bits, or the command fails.
     """
     from slipstream.commands.data import Ticker
-    from slipstream.study.staleness import run_study
+    from slipstream.study.cases import open_store
+    from slipstream.study.staleness import chosen_cases, run_study
 
     with Ticker() as ticker:
-        summary = run_study(
-            out,
-            data,
-            seeds=2 if quick else seeds,
-            datasets=tuple(datasets or ()),
-            variants=None if variants is None else tuple(variants),
-            jobs=jobs,
-            quick=quick,
-            report_only=report,
-            say=ticker,
-        )
+        for case in chosen_cases(datasets or (), quick):
+            open_store(case, data, out, ticker)
+    summary = run_study(
+        out,
+        data,
+        seeds=2 if quick else seeds,
+        datasets=datasets or (),
+        variants=variants,
+        jobs=jobs,
+        quick=quick,
+        report_only=report,
+    )
     console.print((out / "staleness.md").read_text(encoding="utf-8"), markup=False)
     console.print(f"written: {out / 'staleness.json'}, {out / 'staleness.md'}, {out / 'differences.png'}, {out / 'collisions.png'}")
     if not summary["exact_schedules_exact"]:

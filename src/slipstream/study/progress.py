@@ -23,7 +23,6 @@ class Watcher:
         for run in self.runs:
             if (found := run.result(out)) is not None:
                 self.done[run.name] = found
-        self._before = len(self.done)
 
     def __enter__(self) -> "Watcher":
         if self.done:

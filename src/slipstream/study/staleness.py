@@ -21,7 +21,7 @@ from rich.console import Console
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, write_json
-from slipstream.study.cases import QUICK, Say, named_cases, open_store
+from slipstream.study.cases import QUICK, Case, named_cases, open_store
 from slipstream.study.crew import work_off
 from slipstream.study.plan import RESULTS, plan
 from slipstream.study.plots import draw_collisions, draw_differences
@@ -43,16 +43,15 @@ def run_study(
     jobs: int = 2,
     quick: bool = False,
     report_only: bool = False,
-    say: Say | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Do every run that is not done yet (unless `report_only`), then write tables and plots of all that are."""
     if seeds < 2:
         raise SlipstreamError(f"paired tests need at least two seeds, got --seeds {seeds}")
-    cases = [QUICK] if quick else named_cases(tuple(datasets))
+    cases = chosen_cases(datasets, quick)
     (out / RESULTS).mkdir(parents=True, exist_ok=True)
     chosen = None if variants is None else tuple(variants)
-    stores = {case.name: open_store(case, data, out, say) for case in cases}
+    stores = {case.name: open_store(case, data, out) for case in cases}
     numbers = list(range(1, seeds + 1))
     runs = plan(cases, {name: store.digest for name, store in stores.items()}, numbers, chosen)
     if not report_only:
@@ -71,6 +70,11 @@ def run_study(
     summary = summarise(runs, stores, out)
     write_report(summary, out)
     return summary
+
+
+def chosen_cases(datasets: Sequence[str], quick: bool) -> list[Case]:
+    """The problems a study is about."""
+    return [QUICK] if quick else named_cases(tuple(datasets))
 
 
 def write_report(summary: dict[str, Any], out: Path) -> None:

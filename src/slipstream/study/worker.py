@@ -4,12 +4,13 @@ SESSION is the JSON file its parent wrote. Several single workers share the work
 same list together. A worker ends when its parent is gone, and without a result for the run it was asked to stop in.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,21 +68,18 @@ def main(session_path: str, rank: int = 0) -> int:
     return 0
 
 
-class _together:
+@contextlib.contextmanager
+def _together(session: Session, rank: int) -> Iterator[None]:
     """The process group of a crew of ranks, who meet through a file; nothing where a worker is alone."""
-
-    def __init__(self, session: Session, rank: int) -> None:
-        self.session, self.rank = session, rank
-
-    def __enter__(self) -> None:
-        if self.session.ranks > 1:
-            meeting = f"file://{Path(self.session.scratch).resolve() / 'meeting'}"
-            timeout = timedelta(hours=1)
-            dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=self.session.ranks, timeout=timeout)
-
-    def __exit__(self, *failure: Any) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if session.ranks == 1:
+        yield
+        return
+    meeting, timeout = f"file://{Path(session.scratch).resolve() / 'meeting'}", timedelta(hours=1)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=session.ranks, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def _claimed(run: Planned, session: Session, rank: int) -> bool:
