@@ -24,7 +24,7 @@ def grouped_softmax_loss(
     """Each token against all negatives of its group."""
     per_set = negatives_XR.shape[1]
     most = int(groups.set_offsets_G1.diff().max()) * per_set if groups.count else 0
-    columns_N = torch.arange(most)
+    columns_N = torch.arange(most, device=hidden_TD.device)
     flat_E = negatives_XR.reshape(-1)
 
     def piece(

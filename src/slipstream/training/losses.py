@@ -92,7 +92,7 @@ def literal_shared_softmax(question: Question) -> torch.Tensor:
     target_S1 = target_S1 if question.target_log_q_S is None else target_S1 - question.target_log_q_S.unsqueeze(1)
     groups = question.groups
     begin_S, end_S = (groups.offsets_G1[groups.of_tokens() + side].unsqueeze(1) for side in (0, 1))
-    member_SK = begin_S + torch.arange(groups.largest)
+    member_SK = begin_S + torch.arange(groups.largest, device=begin_S.device)
     absent_SK1, member_SK = (member_SK >= end_S).unsqueeze(2), member_SK.clamp(max=tokens - 1)
     left_out_SKR = absent_SK1 | (negatives_SR[member_SK] == question.targets_S[:, None, None])
     return target_loss(target_S1, logits_SR[member_SK].flatten(1), left_out_SKR.flatten(1))
