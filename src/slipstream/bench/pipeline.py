@@ -115,15 +115,17 @@ def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) ->
     return rows
 
 
-def calibrate(base: Setting, link: Namespaces | None, point: Point, free: dict[str, float]) -> Setting:
+def calibrate(base: Setting, link: Namespaces | None, point: Point, free: dict[str, float], *, trying: bool = True) -> Setting:
     """The setting whose synchronous step has the wanted shares: rates from the free step, corrected once by a trial."""
     link_rate, read_rate = limits(free, point.lookup, point.comm)
-    trial = free_step(replace(base, read_rate=read_rate, repeats=1), link, link_rate)
+    trial = free_step(replace(base, read_rate=read_rate, repeats=1), link, link_rate) if trying else free
     lookup = trial["lookup_seconds"] if point.lookup is None else 0.0
     step = (trial["step_seconds"] * trial["compute_utilisation"] + lookup) / (1 - (point.lookup or 0.0) - point.comm)
 
     def correction(share: float, kind: str) -> float:
         wanted, found, least = share * step, trial[f"{kind}_seconds"], free[f"{kind}_seconds"]
+        if not trying:
+            return 1.0
         return min(max((found - least) / max(wanted - least, 1e-3), 0.3), 3.0)
 
     link_rate *= correction(point.comm, "comm")
@@ -157,14 +159,15 @@ def sweep(base: Setting, link: Namespaces | None, quick: bool) -> tuple[list[Row
     """Every setting with a slow link and a paced disk."""
     note("what a step takes when nothing is slow, and whether all schedules arrive at the same weights")
     checked = check(base, link)
-    free = {tier: free_step(replace(base, tier=tier, repeats=2), link) for tier in ("disk", "memory")}
+    free = {"disk": free_step(replace(base, repeats=2), link)}
+    free["memory"] = free["disk"] if quick else free_step(replace(base, tier="memory", repeats=2), link)
     rows: list[Row] = []
     for title, point in SWEEP.items():
         if quick and title not in (PAPER, TURBO):
             continue
         tier = "memory" if point.lookup is None else "disk"
         note(f"{title}: setting the rates of link and disk")
-        setting = calibrate(replace(base, tier=tier), link, point, free[tier])
+        setting = calibrate(replace(base, tier=tier), link, point, free[tier], trying=not quick)
         variants = point.variants
         if title == TURBO and link is not None and has_torchrec():  # an emulated link would not slow it down
             variants = (*variants, (PEER, 1))

@@ -70,7 +70,7 @@ class Setting:
     check_steps: int = 4
     variants: tuple[tuple[str, int], ...] = (("synchronous", 1), ("nested", 8))
     adaptive: bool = False  # nested chooses its own numbers
-    seconds_allowed: int = 220
+    seconds_allowed: int = 400
 
     def recipe(self) -> Recipe:
         model = {"kind": "hstu", "dim": self.dim, "heads": self.heads, "blocks": self.blocks, "max_len": self.length}
