@@ -1,12 +1,16 @@
 """The pipeline benchmark end to end on an emulated link, small; its calibration; and the account of a trace."""
 
 import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from slipstream.bench import pipeline, pipeline_link
+from ranks_fixtures import run_ranks
+from slipstream.bench import pipeline, pipeline_link, pipeline_rank
 from slipstream.bench.pipeline_rank import Setting
-from slipstream.pipeline.schedule import Lane
+from slipstream.pipeline.schedule import Lane, make_schedule
 from slipstream.pipeline.trace import Interval, read_trace, shares, write_trace
 
 SMALL = Setting(
@@ -37,7 +41,7 @@ def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     assert result["claims"]["max_diff"] == 0.0
     assert {row["link"] for row in result["rows"] if "link" in row} == {"emulated", "loopback"}
     paper = [row for row in result["rows"] if row["variant"].startswith(pipeline.PAPER)]
-    assert len(paper) == len({*pipeline.PAIR, *pipeline.PARTS}) and all(row["step_ms"] > 0 for row in paper)
+    assert len(paper) == len(pipeline.SWEEP[pipeline.PAPER].variants) and all(row["step_ms"] > 0 for row in paper)
     assert {"compute_utilisation", "semi_async_exposed"} <= result["claims"].keys()
 
 
@@ -78,3 +82,29 @@ def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
         interval(Lane.COMPUTE, "update", 1, 1.5, 1.5, 2.0, None, True),
     ]
     assert shares(trace)["exposed_lookup"] == pytest.approx(0.5)
+
+
+def peer_losses(rank, world, scratch):
+    """The losses of a few steps by the plain schedule and by TorchRec's pipeline, from the same rows."""
+    setting = replace(SMALL, tier="memory", variants=((pipeline.PEER, 1),))
+    me = pipeline_rank.Rank(setting, pipeline_rank.arrange("auto", timedelta(seconds=60)), Path(scratch))
+    theirs = me.peer().run(me.batches, 4)[1]
+    recommender, optimizer = me.fresh()
+    batches = iter(me.batches)
+    work = pipeline_rank.RecommenderWork(recommender, optimizer, lambda: (next(batches), None), 4, ranks=me.ranks)
+    peers, ours = pipeline_rank.Peers(recommender.tables.exchange, world=world), []
+    with pipeline_rank.Pipeline(make_schedule("synchronous"), work, recommender.tables.tables, peers) as steps:
+        for done in steps.steps():
+            ours.append(done.loss_sum / done.count)
+            if len(ours) == 4:
+                break
+    peers.close()
+    return [theirs, ours]
+
+
+@pytest.mark.skipif(not pipeline.has_torchrec(), reason="TorchRec is not installed")
+def test_the_peer_trains_the_same_model(tmp_path):
+    answers = run_ranks(2, "test_pipeline_bench:peer_losses", tmp_path, scratch=str(tmp_path))
+    theirs = [sum(losses) / 2 for losses in zip(*(each[0] for each in answers), strict=True)]  # ranks have as many tokens
+    assert theirs == pytest.approx(answers[0][1], abs=2e-5)
+    assert len({round(loss, 4) for loss in theirs}) > 1

@@ -73,7 +73,7 @@ STALE = [("semi_async", 1), ("semi_async", 2), ("semi_async", 4), ("six_stage", 
 @pytest.mark.parametrize("micro_batches", (1, 2))
 @pytest.mark.parametrize(("name", "staleness"), STALE)
 def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(name, staleness, micro_batches):
-    problem = Problem(steps=60)
+    problem = Problem(steps=40)
     found = pipelined(make_schedule(name, staleness=staleness, micro_batches=micro_batches), problem, RULES["adam"])
     assert not differences(found, stale_loop(problem, RULES["adam"], staleness, micro_batches))
     assert differences(found, stale_loop(problem, RULES["adam"], staleness - 1, micro_batches)), (
@@ -82,7 +82,7 @@ def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(name, staleness, mic
 
 
 @pytest.mark.parametrize(("name", "staleness"), STALE)
-@pytest.mark.parametrize("synchronous_steps", (1, 7, 29, 30, 50))
+@pytest.mark.parametrize("synchronous_steps", (7, 29, 50))
 def test_staleness_begins_after_the_synchronous_steps(name, staleness, synchronous_steps):
     problem = Problem(steps=30)
     schedule = make_schedule(name, staleness=staleness, synchronous_steps=synchronous_steps)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline_problem import RULES, Problem, differences, plain_outcome
+from pipeline_problem import RULES, Problem, differences, plain_outcome, stale_loop
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline import engine, hazards
 from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.hazards import Sources, Task, copied_from, problems, sources
+from slipstream.pipeline.pipeline import Pipeline
 from slipstream.pipeline.schedule import NESTED, SCHEDULES, SEMI_ASYNC, SIX_STAGE, After, Lane, make_schedule, with_device
 from test_pipeline_exact import pipelined
 
@@ -143,6 +144,21 @@ def test_500_interleavings_change_nothing(name):
             schedule = make_schedule(name, micro_batches=schedule.micro_batches, buffers_ahead=2)
         found = pipelined(schedule, problem, RULES["adam"], delay=seeded_delays(seed))
         assert not differences(found, expected[schedule.micro_batches]), seed
+
+
+@pytest.mark.parametrize("name", ("semi_async", "six_stage"))
+def test_interleavings_change_nothing_in_stale_schedules(name):
+    problem = replace(SHORT, steps=8)
+    expected = {staleness: stale_loop(problem, RULES["adam"], staleness, 2) for staleness in (1, 2)}
+    for seed in range(30):
+        schedule = make_schedule(name, micro_batches=2, staleness=1 + seed % 2)
+        found = pipelined(schedule, problem, RULES["adam"], delay=seeded_delays(seed))
+        assert not differences(found, expected[schedule.staleness]), seed
+
+
+def test_without_the_refresh_a_stale_result_is_wrong(monkeypatch):
+    monkeypatch.setattr(Pipeline, "_refresh", lambda self, step, micro: None)
+    assert differences(pipelined(make_schedule("semi_async"), SHORT, RULES["adam"]), stale_loop(SHORT, RULES["adam"], 1))
 
 
 def breaks(schedule, slow=None):

@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 
 from slipstream.bench.pipeline_link import EmulatedLink
+from slipstream.bench.pipeline_torchrec import TorchRecPipeline
 from slipstream.data.batch import JaggedBatch
 from slipstream.ops.memory import keep_freed_memory
+from slipstream.pipeline import adaptive
 from slipstream.pipeline.clustering import cluster_samples, key_inflation
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.pipeline import Pipeline
@@ -32,6 +34,7 @@ from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_tier
 from slipstream.tables.rules import make_rule
 from slipstream.tables.slices import Placement
+from slipstream.tables.tier import first_rows
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM, Features
 from slipstream.training.optimizers import make_adamw
@@ -39,7 +42,8 @@ from slipstream.training.ranks import Ranks, arrange
 from slipstream.training.recommender import Recommender
 from slipstream.training.scheduled import RecommenderWork
 
-WORLD = 2
+WORLD, SEED = 2, 3
+PEER = "TorchRec's sparse-dist pipeline"
 START = 1_600_000_000
 
 
@@ -63,10 +67,10 @@ class Setting:
     steps: int = 2  # timed, after `warm_up`
     warm_up: int = 2
     repeats: int = 5
-    check_steps: int = 6
+    check_steps: int = 4
     variants: tuple[tuple[str, int], ...] = (("synchronous", 1), ("nested", 8))
     adaptive: bool = False  # nested chooses its own numbers
-    seconds_allowed: int = 220
+    seconds_allowed: int = 400
 
     def recipe(self) -> Recipe:
         model = {"kind": "hstu", "dim": self.dim, "heads": self.heads, "blocks": self.blocks, "max_len": self.length}
@@ -129,7 +133,7 @@ class Rank:
             setting.items,
             setting.dim,
             rule,
-            seed=3,
+            seed=SEED,
             placement=Placement(self.ranks.shards),
             rank=self.ranks.shard,
             directory=self.scratch / f"tables-{self.made}-{self.ranks.rank}",
@@ -148,8 +152,11 @@ class Rank:
 
     def run(
         self, schedule: Schedule, trained: tuple[Recommender, Any], steps: int, *, adapt: bool = False
-    ) -> tuple[Trace, list[str]]:
-        """So many steps by a schedule, out of endless data: what is done ahead is done for steps that would follow."""
+    ) -> tuple[Trace, Schedule, list[str]]:
+        """So many steps by a schedule, out of endless data: what is done ahead is done for steps that would follow.
+
+        Returns what ran when, the schedule (with the numbers it chose itself if it did), and what it said about that.
+        """
         recommender, optimizer = trained
         batches = itertools.cycle(self.batches)
         work = RecommenderWork(recommender, optimizer, lambda: (next(batches), None), steps, ranks=self.ranks)
@@ -165,29 +172,54 @@ class Rank:
                 if done.step == steps - 1:
                     break
         peers.close()
-        return trace, said
+        return trace, pipeline.schedule, said
 
     def time_variants(self) -> dict[str, Any]:
-        """Every variant in turns: shares of each repeat, the same on all ranks (means)."""
-        trained, setting = self.fresh(), self.setting
+        """Every variant in turns: shares of each repeat, the same on all ranks (means). The first round warms up."""
+        trained, setting, peer = self.fresh(), self.setting, self.peer()
         found: dict[str, list[dict[str, float]]] = {}
+        schedules: dict[tuple[str, int], Schedule] = {}
         said: list[str] = []
         for repeat in range(setting.repeats + 1):
             for name, micro_batches in setting.variants:
-                schedule, adapt = make_schedule(name, micro_batches=micro_batches), setting.adaptive and name == "nested"
-                probing = 12 if adapt else 0
-                table, sent, spent = trained[0].tables[ITEM], sent_bytes(), time.process_time()
-                reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
-                steps = setting.warm_up + setting.steps + probing
-                trace, words = self.run(schedule, trained, steps, adapt=adapt)
-                said += words
-                one = shares(trace.intervals(probing), probing + setting.warm_up - 1, steps - 1)
-                one["sent_bytes"], one["cpu_seconds"] = (sent_bytes() - sent) / steps, (time.process_time() - spent) / steps
-                retrieved = sum(each.stage == "retrieve" for each in trace.intervals())
-                one["reads"] = ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0) / retrieved
-                if repeat:  # the first round warms up
+                if name == PEER:
+                    one = self.peer_step(peer)
+                elif (name, micro_batches) not in schedules:
+                    schedule, adapt = make_schedule(name, micro_batches=micro_batches), setting.adaptive and name == "nested"
+                    steps = 1 + (adaptive.PROBES if adapt else 0)
+                    schedules[name, micro_batches], words = self.run(schedule, trained, steps, adapt=adapt)[1:]
+                    said += words
+                else:
+                    one = self.measured(schedules[name, micro_batches], trained)
+                if repeat:
                     found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
         return {"variants": found, "said": sorted(set(said))}
+
+    def measured(self, schedule: Schedule, trained: tuple[Recommender, Any]) -> dict[str, float]:
+        """Some steps of a schedule, once what it does ahead is under way."""
+        table, sent, spent = trained[0].tables[ITEM], sent_bytes(), time.process_time()
+        reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
+        warm_up = self.setting.warm_up if schedule.buffers_ahead else 1
+        steps = warm_up + self.setting.steps
+        intervals = self.run(schedule, trained, steps)[0].intervals()
+        one = shares(intervals, warm_up - 1, steps - 1)
+        one["sent_bytes"], one["cpu_seconds"] = (sent_bytes() - sent) / steps, (time.process_time() - spent) / steps
+        retrieved = sum(each.stage == "retrieve" for each in intervals)
+        return one | {"reads": ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0) / retrieved}
+
+    def peer(self) -> TorchRecPipeline | None:
+        """TorchRec's pipeline over another recommender like ours, where it is to take part."""
+        if not any(name == PEER for name, _ in self.setting.variants):
+            return None
+        recommender = Recommender(self.setting.recipe(), Features(self.setting.items), ranks=self.ranks)
+        return TorchRecPipeline(recommender, lambda keys_U: first_rows(SEED, ITEM, keys_U, self.setting.dim, 0.035, torch.float32))
+
+    def peer_step(self, peer: TorchRecPipeline | None) -> dict[str, float]:
+        assert peer is not None
+        sent, spent, steps = sent_bytes(), time.process_time(), self.setting.warm_up + self.setting.steps
+        ends, _ = peer.run(self.batches, steps)
+        one = {"step_seconds": (ends[-1] - ends[self.setting.warm_up - 1]) / self.setting.steps}
+        return one | {"sent_bytes": (sent_bytes() - sent) / steps, "cpu_seconds": (time.process_time() - spent) / steps}
 
     def everybody_mean(self, values: dict[str, float]) -> dict[str, float]:
         names = sorted(values)  # lanes appear in another order on every rank

@@ -13,6 +13,7 @@ from slipstream.pipeline.schedule import Schedule, make_schedule
 from slipstream.pipeline.trace import Interval
 
 WARM_UP, PROBED = 2, 4  # steps before, and steps of, each probe
+PROBES = 2 * (WARM_UP + PROBED)  # steps before a choice is made
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 _WORTH_IT = 0.98  # a cut must make a step this much shorter, as measured
 

@@ -21,6 +21,7 @@ class Ledger:
         self._ended: dict[Task, float] = {}
         self._micros: dict[int, int] = {}
         self._waiting: dict[int, Task] = {}  # thread -> what it waits for
+        self._bells: dict[Task, list[threading.Event]] = {}  # of those who wait for a task
         self._left = 0  # lanes that are gone
         self.last = FOREVER  # steps from here on do not exist
         self.stopping = False  # leave after the running task
@@ -38,14 +39,15 @@ class Ledger:
         return self._ended.get(task, 0.0)
 
     def note(self, task: Task, ended: float, micros: int | None) -> None:
-        """A task has ended; the first stage of a step also tells its number of micro-batches."""
+        """A task has ended; the first stage of a step also tells its number of micro-batches. Wakes only who waits for it."""
         with self._changed:
             if micros is not None:
                 self._micros[task.step] = micros
             self._ended[task] = ended
             if task.stage == PACE:
                 self._forget(task.step - _REMEMBERED)
-            self._changed.notify_all()
+            for bell in self._bells.pop(task, ()):
+                bell.set()
 
     def _forget(self, step: int) -> None:
         if step in self._micros:
@@ -56,27 +58,40 @@ class Ledger:
         """Wait until a task has ended; False when it never will."""
         if task in self._ended:
             return True
-        me = threading.get_ident()
-        with self._changed:
-            self._waiting[me] = task
-            if self.closing:
-                self._changed.notify_all()
-            try:
-                while task not in self._ended:
+        me, bell = threading.get_ident(), threading.Event()
+        try:
+            while True:
+                with self._changed:
+                    if task in self._ended:
+                        return True
+                    bell.clear()
+                    self._bells.setdefault(task, []).append(bell)
+                    newly_waiting = me not in self._waiting
+                    self._waiting[me] = task
                     if self.stopping or task.step >= self.last or (self.closing and self._nobody_can_go_on()):
                         return False
-                    self._changed.wait(timeout=1.0)
-            finally:
-                del self._waiting[me]
-        return True
+                    if self.closing and newly_waiting:
+                        self._ring_all()
+                bell.wait(timeout=1.0)
+        finally:
+            with self._changed:
+                self._waiting.pop(me, None)
 
     def _nobody_can_go_on(self) -> bool:
         idle = self._left + sum(task not in self._ended for task in self._waiting.values())
         if idle < self._lanes:
             return False
         self.stopping = True  # so that all of them see the same, whoever looks first
-        self._changed.notify_all()
+        self._ring_all()
         return True
+
+    def _ring_all(self) -> None:
+        """Everybody looks again whether there is something to wait for."""
+        for bells in self._bells.values():
+            for bell in bells:
+                bell.set()
+        self._bells.clear()
+        self._changed.notify_all()
 
     def unfinished(self, stage: str) -> list[Task]:
         """Tasks of a stage that could run and have not."""
@@ -116,4 +131,4 @@ class Ledger:
     def _change(self, change: Callable[[], None]) -> None:
         with self._changed:
             change()
-            self._changed.notify_all()
+            self._ring_all()

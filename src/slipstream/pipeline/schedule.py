@@ -25,6 +25,7 @@ round k runs the lane's stages in their order here, each for step k + ahead, so 
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from slipstream.errors import SlipstreamError, did_you_mean
 
@@ -89,11 +90,15 @@ class Schedule:
     synchronous_steps: int = 0  # the first steps of a run, which have no staleness yet
     serial: bool = False  # every stage in the caller's thread, one after the other
 
+    @cached_property
+    def _by_name(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.stages}
+
     def __getitem__(self, stage: str) -> Stage:
-        return next(each for each in self.stages if each.name == stage)
+        return self._by_name[stage]
 
     def __contains__(self, stage: str) -> bool:
-        return any(each.name == stage for each in self.stages)
+        return stage in self._by_name
 
     @property
     def moves(self) -> str:
