@@ -25,7 +25,7 @@ from slipstream.training.features import ITEM
 
 THREADS = 2
 ITEMS, QUICK_ITEMS = 1_000_000, 100_000
-LENGTHS, QUICK_LENGTHS = [256] * 16, [64] * 8
+LENGTHS, QUICK_LENGTHS = [256] * 8, [64] * 8
 COUNTS, QUICK_COUNTS = (32, 64, 128, 512), (32, 64)
 WAYS = tuple(negative_steps.VARIANTS)
 
@@ -137,7 +137,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
             "ml-1m", load_recipe(Recipe, "ml-1m-hstu"), movielens[:16] if quick else movielens, MOVIELENS_ITEMS, repeats
         )
         if not quick:
-            sharing += sharing_rows("hstu-small", small, [small.model.max_len] * 2, 20_000, 5)
+            sharing += sharing_rows("hstu-small", small, [small.model.max_len], 20_000, 5)
         exchanged, figures = byte_rows(lengths[:4], items, 64)
         return finish("negatives", [*fetch, *sharing, *exchanged], claims(fetch, sharing) | figures, json_path)
     finally:
