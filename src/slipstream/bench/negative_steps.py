@@ -5,23 +5,25 @@ and the fully touched table need. `gathered` is the common way, a [tokens, negat
 `negative_memory`.
 """
 
+import gc
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.bench.negative_memory import CHILD_SECONDS, gathered_softmax, peak_bytes
 from slipstream.bench.step_samples import JaggedStep, batch_of
-from slipstream.tables.tier import CHUNK
 from slipstream.training.config import Recipe
 from slipstream.training.features import ITEM
 from slipstream.training.losses import RETRIEVAL_LOSSES, RetrievalLoss
 
 STEPS = 2
+_TOUCHED_AT_ONCE = 4096  # rows; little enough that the allocator keeps nothing worth counting of it
 SEGMENT_BYTES = 1 << 21
 VARIANTS: dict[str, dict[str, Any]] = {
     "gathered": {},
@@ -53,16 +55,25 @@ def touched_step(recipe: Recipe, items: int) -> JaggedStep:
     """A step whose table has every row and its state in memory already, so that steps add nothing to it."""
     step = JaggedStep.of(recipe, items)
     table = step.recommender.tables[ITEM]
-    for keys_U in torch.arange(items).split(CHUNK):
+    for keys_U in torch.arange(items).split(_TOUCHED_AT_ONCE):
         table.apply(keys_U, torch.zeros(keys_U.numel(), table.dim), 0.0)
     return step
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew, where the system can (Linux); elsewhere it counts from the start of the process."""
+    gc.collect()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def child(variant: str, negatives: int, lengths: list[int], items: int, threads: int) -> None:
     """Some steps in this process; prints the memory as JSON."""
     torch.set_num_threads(threads)
     step = touched_step(recipe_of({"negatives": negatives, **VARIANTS[variant]}), items)
-    batch, before = batch_of(lengths, items), peak_bytes()
+    batch = batch_of(lengths, items)
+    forget_peak()
+    before = peak_bytes()
     with way_of(variant):
         losses = [step(batch) for _ in range(STEPS)]
     print(json.dumps({"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}))

@@ -27,7 +27,7 @@ THREADS = 2
 ITEMS, QUICK_ITEMS = 1_000_000, 100_000
 LENGTHS, QUICK_LENGTHS = [256] * 8, [64] * 8
 COUNTS, QUICK_COUNTS = (32, 64, 128, 512), (32, 64)
-WAYS = tuple(negative_steps.VARIANTS)
+WAYS = ("gathered", "fused", "segmented")
 
 
 def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats: int) -> list[Row]:
@@ -36,20 +36,23 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
     without = negative_steps.memory_of("fused", 1, lengths, items, threads)["step_bytes"]
     for negatives in counts:
         note(f"steps with {negatives} negatives a token")
+        ways = (*WAYS, "segmented fp16") if negatives == max(counts) else WAYS
         steps = {
-            way: negative_steps.touched_step(negative_steps.recipe_of({"negatives": negatives, **options}), items)
-            for way, options in negative_steps.VARIANTS.items()
+            way: negative_steps.touched_step(
+                negative_steps.recipe_of({"negatives": negatives, **negative_steps.VARIANTS[way]}), items
+            )
+            for way in ways
         }
 
         def run(way: str, steps: dict[str, JaggedStep] = steps) -> float:
             with negative_steps.way_of(way):
                 return steps[way](batch)
 
-        seconds = interleave({way: (lambda way=way: run(way)) for way in WAYS}, repeats=repeats)  # type: ignore[misc]
+        seconds = interleave({way: (lambda way=way: run(way)) for way in ways}, repeats=repeats)  # type: ignore[misc]
         del steps
         gc.collect()
-        memory = {way: negative_steps.memory_of(way, negatives, lengths, items, threads) for way in WAYS}
-        for way in WAYS:
+        memory = {way: negative_steps.memory_of(way, negatives, lengths, items, threads) for way in ways}
+        for way in ways:
             rows.append(
                 {
                     "variant": f"{way}, R={negatives}",
