@@ -46,7 +46,7 @@ static inline Floats sums_of(const Floats* v) { return sum4(v[0], v[1], v[2], v[
 
 constexpr int kKept = kLanes == 16 ? 16 : 8;  // vectors that stay in registers over a loop
 
-// run(how many, from where) over `vectors` columns: kMost at a time, then what is left in halves.
+// run(how many, from where) over `vectors` columns: kMost at a time, then what is left in halves of it.
 template <int kMost, class Run>
 static inline void column_passes(int64_t vectors, const Run& run, int64_t at = 0) {
     for (; at + kMost <= vectors; at += kMost) run(std::integral_constant<int, kMost>{}, at);

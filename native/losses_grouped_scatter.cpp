@@ -7,7 +7,6 @@
 
 #include "export.h"
 #include "lanes.h"
-#include "lanes_sums.h"
 
 namespace {
 
@@ -35,7 +34,7 @@ void add_block(float* to, const float* source, const float* weights, int64_t pre
     int64_t d = 0;
     for (; d + kLanes <= width; d += kLanes) {
         Floats total = load(to + d);
-#pragma GCC unroll 16
+#pragma GCC unroll 4
         for (int m = 0; m < kBlock; ++m) total += load(token[m] + d) * weights[m];
         store(to + d, total);
     }
@@ -57,22 +56,20 @@ void add_negative(const Groups& in, int64_t g, int64_t j, float* to) {
     }
 }
 
-// Rows padded to whole vectors, the block's tokens kept in registers over all negatives of the group.
-template <int kBlock, int kCount>
-void add_padded(const float* tokens, int64_t stride, const float* weights, const int64_t* index, int64_t count, float* own) {
-    Floats kept[kBlock][kCount];
-#pragma GCC unroll 16
-    for (int m = 0; m < kBlock; ++m)
-#pragma GCC unroll 16
-        for (int c = 0; c < kCount; ++c) kept[m][c] = load(tokens + m * stride + c * kLanes);
+// Rows padded to whole vectors; the block's tokens stay in the innermost cache over all negatives of the group.
+template <int kBlock>
+void add_padded(const float* tokens, int64_t stride, int64_t vectors, const float* weights, const int64_t* index, int64_t count,
+                float* own) {
     for (int64_t j = 0; j < count; ++j) {
-        if (j + kAhead < count) prefetch_row(own + index[j + kAhead] * stride, stride);
+        if (j + kAhead < count) prefetch_row(own + index[j + kAhead] * stride, vectors * kLanes);
         float* row = own + index[j] * stride;
-#pragma GCC unroll 16
-        for (int c = 0; c < kCount; ++c) {
+        Floats w[kBlock];
+#pragma GCC unroll 4
+        for (int m = 0; m < kBlock; ++m) w[m] = splat(weights[j * kBlock + m]);
+        for (int64_t c = 0; c < vectors; ++c) {
             Floats total = load(row + c * kLanes);
-#pragma GCC unroll 16
-            for (int m = 0; m < kBlock; ++m) total += kept[m][c] * weights[j * kBlock + m];
+#pragma GCC unroll 4
+            for (int m = 0; m < kBlock; ++m) total += load(tokens + m * stride + c * kLanes) * w[m];
             store(row + c * kLanes, total);
         }
     }
@@ -86,10 +83,7 @@ void add_group(const Groups& in, int64_t g, const int64_t* index, float* tokens,
     for (int64_t first = in.offsets[g]; first < end; first += kBlock, weights += count * kBlock) {
         for (int64_t m = 0; m < kBlock; ++m)
             std::memcpy(tokens + m * stride, in.source + (first + m < end ? first + m : first) * in.width, sizeof(float) * in.width);
-        column_passes<kKept / kBlock>(vectors, [&](auto columns, int64_t c) {
-            constexpr int kCount = decltype(columns)::value;
-            add_padded<kBlock, kCount>(tokens + c * kLanes, stride, weights, index, count, own + c * kLanes);
-        });
+        add_padded<kBlock>(tokens, stride, vectors, weights, index, count, own);
     }
 }
 

@@ -208,9 +208,13 @@ def check_ranks(rank, world, directory, options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"share": 2}, {"kind": "sequence_softmax", "sampling": "popularity"}, {"fetch": "segmented", "segment_bytes": SEGMENT, "share": 3}],
+    [
+        {"share": 2},
+        {"kind": "sequence_softmax", "sampling": "popularity"},
+        {"fetch": "segmented", "segment_bytes": SEGMENT, "share": 3},
+    ],
     ids=["share", "sequence", "segmented"],
-)  # fmt: skip
+)
 def test_two_ranks_train_like_one(store, tmp_path, options):
     for answer in run_ranks(2, "test_negative_fetch:check_ranks", tmp_path, directory=str(store.directory), options=options):
         assert all(ours == pytest.approx(expected, rel=1e-10) for ours, expected in answer["losses"])

@@ -9,7 +9,7 @@ from slipstream.ops import native
 from slipstream.ops.counter_random import random_integers
 from slipstream.ops.item_draws import draw_items
 from slipstream.training.losses import RETRIEVAL_LOSSES, Question
-from slipstream.training.negatives import PopularityNegatives, UniformNegatives, alias_table, training_counts
+from slipstream.training.negatives import BatchNegatives, PopularityNegatives, UniformNegatives, alias_table, training_counts
 
 TOKENS = torch.tensor([5, 2**40 + 3, 17, 0, -1])
 
@@ -113,3 +113,25 @@ def test_bce_and_its_gradients_are_the_formula():
     ours = torch.autograd.grad(loss.sum(), [asked.hidden_SD, asked.rows_UD], retain_graph=True)
     plain = torch.autograd.grad(expected.sum(), [asked.hidden_SD, asked.rows_UD])
     assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(ours, plain, strict=True))
+
+
+def test_negatives_from_the_batch_are_its_targets_and_mixed_ones_partly():
+    counts, targets = np.array([5, 1, 0, 9, 5, 0, 2, 3]), torch.tensor([3, 3, 0, 6])
+    drawn = BatchNegatives(counts).draw(2, TOKENS, 200, targets)
+    assert set(drawn.unique().tolist()) == {0, 3, 6}
+    share = (drawn == 3).double().mean()
+    assert abs(float(share) - 0.5) < 0.05  # as often as it stands there
+    mixed = BatchNegatives(counts, 0.25).draw(2, TOKENS, 200, targets)
+    assert set(mixed[:, :50].unique().tolist()) == {0, 3, 6} and set(mixed[:, 50:].unique().tolist()) == set(range(8))
+    assert torch.equal(mixed, torch.cat([BatchNegatives(counts, 0.25).draw(2, TOKENS[t : t + 1], 200, targets) for t in range(5)]))
+    assert BatchNegatives(counts).draw(2, TOKENS[:0], 200, targets[:0]).shape == (0, 200)
+
+
+def test_the_correction_of_mixed_draws_is_their_mixture():
+    counts = np.array([4, 0, 12, 4])
+    frequency = np.array([4, 1, 12, 4]) / 21
+    assert np.allclose(BatchNegatives(counts).log_q_N.exp(), frequency)
+    assert np.allclose(BatchNegatives(counts, 0.3).log_q_N.exp(), 0.3 * frequency + 0.7 / 4)
+    assert np.isclose(float(BatchNegatives(counts, 0.3).log_q_N.exp().sum()), 1.0)
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        BatchNegatives(counts, 1.5)

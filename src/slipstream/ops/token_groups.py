@@ -1,7 +1,7 @@
 """Which tokens share which sets of negatives: two lists of offsets, tokens and sets both lying group after group.
 
-`Scored` is what the softmax of groups leaves behind for the rows' gradient: a weight per (token, negative), never tokens x negatives
-x width. It is a thing of its own because a segmented fetch adds the gradient up later, chunk of keys after chunk of keys.
+`Scored` is what the softmax of groups leaves behind for the rows' gradient: a weight per (token, negative), never tokens x
+negatives x width. It is a thing of its own because a segmented fetch adds the gradient up later, chunk of keys after chunk.
 """
 
 from collections.abc import Callable

@@ -4,9 +4,9 @@
     answer   the owner's rows back to the askers, as leaf tensors
     collect  the leaves' gradients to the owners, summed over the askers in rank order
 
-With one rank the same verbs send nothing. Rows asked for by a list that is named in `half_lists` alone (negatives) travel in 16 bits,
-and so do their gradients; a key that any other list names too travels exactly, once. A table whose rule moves every row is small by its own word: each rank keeps it whole,
-lookups stay local and its gradients are summed over the ranks.
+With one rank the same verbs send nothing. Rows that only the lists named in `half_lists` (negatives) ask for travel in 16 bits, and
+so do their gradients; a key that any other list names too travels exactly, once. A table whose rule moves every row is small by its
+own word: each rank keeps it whole, lookups stay local and its gradients are summed over the ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -121,17 +121,17 @@ class Exchange:
         if self.lane is None:
             return Route({name: each.unique_U for name, each in asked.items()}, asked)
         nothing = torch.empty(0, dtype=torch.int64)
-        grouped, sent_CW, keys = [], [], []
+        grouped, sent_CW, sent_keys = [], [], []
         for column in self._columns:
             mine = asked.get(column.table, Asked(nothing, []))
             places, counts_W = self._group_by_owner(mine.unique_U, self._travels(mine, column))
             grouped.append(places)
-            keys.append(mine.unique_U.index_select(0, places))
+            sent_keys.append(mine.unique_U.index_select(0, places))
             sent_CW.append(counts_W)
         sent_WC = torch.stack(sent_CW, dim=1) if sent_CW else torch.empty(self.lane.world, 0, dtype=torch.int64)
         received_WC = self.lane.swap_counts(sent_WC).tolist()
         route = Route({}, {}, sent_WC.tolist(), received_WC)
-        arrived = self._swap_keys(route, keys)
+        arrived = self._swap_keys(route, sent_keys)
         for name in self.tables:
             if name in self._sharded:
                 columns = self._columns_of(name)

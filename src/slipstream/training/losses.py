@@ -147,7 +147,7 @@ class _HalfPrecision(torch.autograd.Function):
 
 
 def half_precision(rows_UD: torch.Tensor) -> torch.Tensor:
-    """Rows as 16 bits hold them, whether they travelled so or not: the objective does not depend on who shares a batch or a rank."""
+    """Rows as 16 bits hold them, whether they travelled so or not: the objective does not depend on the company in a batch."""
     return _HalfPrecision.apply(rows_UD)
 
 

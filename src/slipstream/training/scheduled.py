@@ -202,8 +202,8 @@ def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps |
         )
     if recorder.recommender.fetch is not None:
         raise SlipstreamError(
-            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which loss.fetch=segmented is there to avoid; "
-            "use train.schedule=synchronous, or loss.fetch=whole"
+            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which loss.fetch=segmented is there to "
+            "avoid; use train.schedule=synchronous, or loss.fetch=whole"
         )
     assert isinstance(sampler, HandedOut)
     steps = total_steps(recipe, sampler.steps_per_epoch)
