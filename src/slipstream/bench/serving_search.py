@@ -55,7 +55,7 @@ class Bench:
         measured = await self.fleet.configure(config, length, expander=variant != "expander off")
         outcome = Outcome(rate, setting.slo)
         wanted = setting.loadgen_requests if loadgen else setting.requests
-        seconds = min(wanted / rate, (3 if loadgen else 1) * setting.most_seconds)
+        seconds = min(wanted / rate, 90.0 if loadgen else setting.most_seconds)
         # The same trace for every variant at this rate; LoadGen makes its own times and may ask for somewhat more.
         requests = serving_trace.replay(self.sessions, rate, (2 if loadgen else 1.3) * (WARM_UP + seconds), seed=1)
         requests = serving_trace.poisson(requests, rate, seed=1)
@@ -96,7 +96,7 @@ class Bench:
                 search.note((await self.run(variant, search.middle)).holds)
         return {variant: search.best for variant, search in searches.items()}
 
-    async def longest_prefixes(self, variants: Sequence[str], rate: float, low: int, high: int, probes: int) -> dict[str, int]:
+    async def longest_prefixes(self, variants: Sequence[str], rate: float, low: float, high: float, probes: int) -> dict[str, int]:
         """Each variant's longest history that holds the SLO at a fixed rate."""
         searches = {variant: Bisection(low, high) for variant in variants}
         for _ in range(probes):
@@ -104,7 +104,7 @@ class Bench:
                 search.note((await self.run(variant, rate, whole(search.middle))).holds)
         return {variant: whole(search.best) for variant, search in searches.items()}
 
-    async def judged_rate(self, variant: str, rate: float, steps: int = 4, step: float = 0.88) -> float:
+    async def judged_rate(self, variant: str, rate: float, steps: int = 4, step: float = 0.85) -> float:
         """The rate, or the next smaller one by `step`, that LoadGen calls VALID; 0 where it calls none so."""
         for _ in range(steps if rate else 0):
             if (await self.run(variant, rate, loadgen=True)).verdict == "VALID":
