@@ -60,14 +60,14 @@ def noise_floor(seconds: float = 1.0) -> float:
 
 
 async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    floor, probes = noise_floor(), 3 if quick else 5
+    floor, probes = noise_floor(), 2 if quick else 4
     async with Fleet(INSTANCES, bundle, CANDIDATES, FIRST_ID, NUM_ITEMS) as fleet:
         await fleet.configure(MEMORY, 256, expander=True)
         length, inline_ms = await length_of_time(fleet, 1e3 * INLINE_SHARE * SLO, 64, MODEL["max_len"] // 2)
         capacity = INSTANCES * 1e3 / inline_ms  # long histories a second that would keep all instances busy in line
         say(f"{length} behaviours rank in line in {inline_ms:.1f} ms; noise floor {floor:.2f} ms")
         bench = Bench(fleet, sessions, QUICK if quick else FULL, length, say)
-        own = await bench.largest_rates(("relay", "without"), 0.12 * capacity, 1.6 * capacity, probes)
+        own = await bench.largest_rates(("relay", "without"), 0.15 * capacity, 1.5 * capacity, probes)
         judged = {}
         if loadgen_at_hand() and not quick:
             judged = {variant: await bench.judged_rate(variant, rate) for variant, rate in own.items()}
@@ -77,7 +77,7 @@ async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any)
         rates = judged if valid else own
         rate = FIXED_LOAD * capacity
         longest = min(2.4 * length, MODEL["max_len"])
-        lengths = await bench.longest_prefixes(("relay", "without"), rate, 0.6 * length, longest, probes - 1)
+        lengths = await bench.longest_prefixes(("relay", "without"), rate, 0.6 * length, longest, probes)
         for variant in ABLATIONS:
             await bench.run(variant, rates["relay"] or 0.5 * capacity)
     return bench.rows, {
