@@ -4,7 +4,7 @@ Every run of a variant gets fresh instances and the same trace. Its length is a 
 what a 99th percentile needs: of `requests` a hundredth may miss. A run that has missed more ends there, its verdict being certain.
 The trace begins in the middle of things, but fresh instances know nobody: `WARM_UP` seconds of it, which do not count, let those in
 mid-session be seen once, as they would have been. Where nothing is kept there is nobody to know, and two seconds are enough.
-The searches of two variants take turns, so that a slow minute of the machine meets both, and a miss is believed when it happens twice:
+The searches of two variants take turns, so that a slow minute meets both, and a miss is believed when it happens twice:
 what else the machine did in those seconds must not decide a bisection. Both variants are treated alike.
 """
 
