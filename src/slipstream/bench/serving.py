@@ -13,6 +13,8 @@ Real arrivals come from the logs found in the folders of `$SLIPSTREAM_DATA`; wit
 """
 
 import asyncio
+import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +26,7 @@ from rich.console import Console
 from slipstream.bench import serving_trace
 from slipstream.bench.harness import finish
 from slipstream.bench.serving_bundle import random_bundle
-from slipstream.bench.serving_load import loadgen_at_hand
+from slipstream.bench.serving_load import LOADGEN_RUNS, loadgen_at_hand
 from slipstream.bench.serving_plot import draw
 from slipstream.bench.serving_search import Bench, Setting, length_of_time
 from slipstream.bench.serving_trace import Session
@@ -114,7 +116,13 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle"
         random_bundle(bundle, MODEL, num_items=NUM_ITEMS, first_id=FIRST_ID)
-        rows, claims = asyncio.run(_measure(quick, bundle, sessions, console.print))
+        try:
+            rows, claims = asyncio.run(_measure(quick, bundle, sessions, console.print))
+        except KeyboardInterrupt:
+            if LOADGEN_RUNS.is_set():  # its thread would call into an interpreter that is gone
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(130)
+            raise
     if json_path is not None:
         draw(rows, json_path.with_suffix(".png"), SLO)
     return finish("serving", rows, claims, json_path)
