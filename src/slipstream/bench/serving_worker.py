@@ -186,10 +186,11 @@ class Fleet:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         os.environ["OMP_NUM_THREADS"] = "1"
-        for number in range(self.count):
-            path = str(Path(self._folder.name) / f"{number}.sock")
-            process = context.Process(target=_main, args=(path, *self.arguments), daemon=True)
+        paths = [str(Path(self._folder.name) / f"{number}.sock") for number in range(self.count)]
+        processes = [context.Process(target=_main, args=(path, *self.arguments), daemon=True) for path in paths]
+        for process in processes:
             process.start()
+        for path, process in zip(paths, processes, strict=True):
             reader, writer = await _connect(path, process)
             link = Link(process, reader, writer, {})
             link.listener = asyncio.create_task(link.listen())
