@@ -98,6 +98,12 @@ def test_torn_records_are_dropped_and_their_room_is_free(tmp_path):
     assert not Shelf(tmp_path / "shelf", 1 << 20, b"another").records
 
 
+def test_memory_that_is_not_there_is_refused_at_the_start(tmp_path):
+    with pytest.raises(SlipstreamError, match="no room for"):
+        Shelf(tmp_path / "shelf", 1 << 50, b"identity")
+    assert Shelf(tmp_path / "shelf", 1 << 20, b"identity").path.stat().st_blocks * 512 >= 1 << 20  # all of it, from the start
+
+
 def test_what_is_read_does_not_leave(tmp_path):
     served = engine(tmp_path)
     expander = Expander(served, tmp_path / "shelf", served.prefix_bytes(60, room=0) * 2)

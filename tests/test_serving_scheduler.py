@@ -73,6 +73,36 @@ def test_earliest_deadline_first_within_a_kind_and_copies_last():
     assert names == ["rank0", "early0", "late0", "c0"]
 
 
+def test_what_cannot_be_in_time_goes_last():
+    log = Log(max_batch=1)
+    log.ask("hopeless", deadline=2, estimate=3.0)
+    log.ask("fine", deadline=4, estimate=1.0)
+    assert log.run() == [("fine",), ("fine", "fine"), ("hopeless",), ("hopeless", "hopeless")]
+
+
+def test_a_stale_preinference_is_dropped_if_it_was_not_begun_and_finished_last_if_it_was():
+    log = Log()
+    for name in ("begun", "waiting"):
+        log.add(name, deadline=2, steps=2).expires = 5.0
+    log.scheduler.step()
+    log.clock.now = 6.0
+    log.add("fresh", deadline=50, steps=1).expires = 60.0
+    assert log.run() == ["begun0", ("waiting", DeadlinePassed), "fresh0", ("fresh", "fresh"), "begun1", ("begun", "begun")]
+
+
+def test_a_jam_does_not_take_everybody_down():
+    """Half again more work than there is time for. By deadline alone nearly all of it would be answered, just too late."""
+    log, in_time, asked = Log(max_batch=1), [], 0
+    for moment in range(0, 600, 2):
+        for _ in range(3):
+            deadline, asked = moment + 10.5, asked + 1
+            done = lambda result, error, by=deadline: in_time.append(error is None and log.clock.now <= by)  # noqa: E731
+            log.scheduler.submit(Job(Kind.RANK, deadline, 1.0, done, request=asked))
+        while log.clock.now < moment + 2 and log.scheduler.step():
+            pass
+    assert sum(in_time) > 0.6 * asked  # two thirds fit
+
+
 def test_a_passed_deadline_is_not_begun():
     log = Log()
     log.add("r", Kind.RANK, deadline=5)

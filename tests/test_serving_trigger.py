@@ -21,8 +21,10 @@ GOOD = Prospect(inline_tail=0.2, prefill=0.05, queued=0.0, nbytes=10, pinned=0, 
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),
-        ({"prefill": 0.11}, "too_late"),
-        ({"rank": 0.09}, "too_late"),
+        ({"prefill": 0.11}, "admitted"),  # idle: tried, though it is thought to take too long
+        ({"prefill": 0.11, "queued": 0.001}, "too_late"),
+        ({"prefill": 0.21}, "too_late"),
+        ({"rank": 0.11}, "too_late"),
     ],
 )
 def test_each_question_has_its_reason(change, reason):

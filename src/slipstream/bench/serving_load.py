@@ -28,6 +28,7 @@ from slipstream.bench.serving_trace import Request
 from slipstream.bench.serving_worker import Fleet, Link
 from slipstream.serving.routing import Member, Routing
 
+LOADGEN_RUNS = threading.Event()  # set while its thread runs, which cannot be interrupted
 Route = Literal["affinity", "random", "least work"]
 
 
@@ -178,12 +179,14 @@ async def loadgen_server(cascade: Cascade, requests: list[Request], rate: float,
     done = loop.create_future()
 
     def drive() -> None:
+        LOADGEN_RUNS.set()
         lg.StartTestWithLogSettings(sut, library, settings, log)
         lg.DestroyQSL(library)
         lg.DestroySUT(sut)
+        LOADGEN_RUNS.clear()
         loop.call_soon_threadsafe(done.set_result, None)
 
-    threading.Thread(target=drive, daemon=True).start()  # LoadGen cannot be interrupted: Ctrl-C leaves it behind
+    threading.Thread(target=drive, daemon=True).start()
     await done
     summary = (folder / "mlperf_log_summary.txt").read_text()
     cascade.outcome.verdict = "VALID" if "Result is : VALID" in summary else "INVALID"

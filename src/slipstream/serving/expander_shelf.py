@@ -5,7 +5,8 @@
 The file lies in shared memory (/dev/shm), so whoever writes it may be killed at any moment and what was stored stays. A record is
 written after its payload and carries a checksum of itself: a torn or half-made one is dropped when the shelf is opened again. A
 record is wiped before its bytes are used anew. `identity` says what the payload means (model version, layout, sizes): a shelf of
-another identity is emptied, never read. One process at a time, held by a lock on the file.
+another identity is emptied, never read. One process at a time, held by a lock on the file. All its memory is taken when it is made:
+what does not fit is an error then, not a fault in the middle of a copy.
 """
 
 import fcntl
@@ -74,11 +75,19 @@ class Shelf:
             raise SlipstreamError(f"shared memory {self.path} cannot be opened: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file).st_size != size:
-                os.ftruncate(file, size)
         except OSError as error:
             os.close(file)
             raise SlipstreamError(f"shared memory {self.path} is in use by another instance; give each instance its own") from error
+        if os.fstat(file).st_size == size:
+            return file
+        try:
+            os.ftruncate(file, size)
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            os.ftruncate(file, 0)
+            os.close(file)
+            wanted = f"{size / 2**20:.0f} MiB"
+            raise SlipstreamError(f"shared memory {self.path} has no room for {wanted} ({error.strerror}); enlarge it") from error
         return file
 
     def take(self, nbytes: int) -> int | None:

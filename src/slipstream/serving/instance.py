@@ -388,7 +388,10 @@ class Instance:
         return self.engine.answer(questions)
 
     def _questions_seconds(self, questions: Sequence[Question]) -> float:
-        """Predicted time of one pass over these requests. Several prefixes are joined by copying, which a batch must earn back."""
+        """Predicted time of one pass over these requests. Several prefixes are joined by copying, which a batch must earn back.
+
+        Each is copied three times: end to end with the other prefixes, once more with the new tokens, and into their order.
+        """
         total, copied = 0.0, 0
         for q in questions:
             past = 0 if q.past is None else q.past.tokens
@@ -397,7 +400,7 @@ class Instance:
             copied += self.engine.shape.nbytes(past) if past else 0
         if len(questions) > 1:
             total -= (len(questions) - 1) * self.cost.pass_seconds(0, 0)
-            total += self.cost.copy_seconds(copied)
+            total += 3 * self.cost.copy_seconds(copied)
         return total
 
     def _rank_seconds(self, past_tokens: int, behaviours: int, candidates: int) -> float:

@@ -17,7 +17,7 @@ class InstanceConfig:
     """One instance: its memory, its promises, and which parts of the relay race take part."""
 
     device_bytes: int = 512 << 20  # prefix cache, allocated at start
-    host_bytes: int = 1 << 30  # expander; 0: none
+    host_bytes: int = 512 << 20  # expander, allocated at start; 0: none
     host_path: str | Path | None = None  # shared-memory file that outlives the process; None: no expander
     ranking_budget: float = 0.08  # seconds the ranking stage may take: what "at risk" is measured against
     rank_in: float = 0.1  # seconds from a pre-inference signal to its ranking, where the signal does not say

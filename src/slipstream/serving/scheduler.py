@@ -1,7 +1,7 @@
 """Who computes next on an instance's one compute thread.
 
 Ranking goes before pre-inference, pre-inference before copies to the host; within a kind the earliest deadline first, but what can
-no longer be in time goes last: in a jam the earliest deadline is the least likely to be met, and would take all others down with it.
+no longer be in time goes last: in a jam the earliest deadline is the least likely to be met, and would take all others with it.
 A pre-inference not begun before its ranking was over is dropped. Work comes in steps (a chunk of tokens through one layer), and the
 choice is made anew after every step: a ranking request waits for one step of a long prefill at most, never for the whole. The queue
 is bounded; ranking whose deadline has passed is not begun. Requests that can be computed together are, as long as every one of them
@@ -55,9 +55,17 @@ class Job:
         """Whether to give it up: ranking when its time is over, a pre-inference only if it was not begun."""
         return now >= self.expires and (self.kind == Kind.RANK or not self.spent)
 
+    def hopeless(self, now: float) -> bool:
+        """Whether it can no longer be in time, as predicted."""
+        return now + self.remaining > self.expires
+
+    def precedes(self, deadline: float | None, now: float) -> bool:
+        """Whether it goes before a job of its kind that has this deadline and can still meet it."""
+        return deadline is None or (self.deadline <= deadline and not self.hopeless(now))
+
     def urgency(self, now: float) -> tuple[bool, int, bool, float, int]:
         """The smallest goes first."""
-        return (not self.cancelled, self.kind, now + self.remaining > self.expires, self.deadline, self.order)
+        return (not self.cancelled, self.kind, self.hopeless(now), self.deadline, self.order)
 
 
 class Scheduler:
@@ -117,10 +125,10 @@ class Scheduler:
             self._wake.notify()
 
     def backlog(self, before: float | None = None, kind: Kind = Kind.RANK) -> float:
-        """Predicted seconds of queued work at least as urgent as a job of `kind` with deadline `before` (None: any deadline)."""
+        """Predicted seconds of queued work that goes before a job of `kind` with deadline `before` (None: any deadline)."""
         with self._wake:
-            ahead = (j for j in self._jobs if j.kind < kind or (j.kind == kind and (before is None or j.deadline <= before)))
-            return sum(job.remaining for job in ahead)
+            now = self.clock()
+            return sum(job.remaining for job in self._jobs if job.kind < kind or (job.kind == kind and job.precedes(before, now)))
 
     def waiting(self, kind: Kind) -> int:
         """Jobs of a kind in the queue."""

@@ -7,7 +7,8 @@ A pre-inference is admitted only if
       the cache;
   (c) it does not overload: a token bucket bounds the share of compute time that goes to pre-inference;
   (d) it can be ready in time: what is queued, its own cost and the ranking behind it end within the ranking's budget. (A ranking
-      request that comes a little early joins the pre-inference under way, which then goes first.)
+      request that comes a little early joins the pre-inference under way, which then goes first.) An idle instance tries what it
+      believes to take up to twice too long: that costs nobody, and tells what it takes.
 Every refusal has a reason, and it is counted. A refused request ranks in line; it never queues here.
 """
 
@@ -15,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = "admitted", "not_at_risk", "no_room", "overload", "too_late"
+_HOPE = 2.0  # how far off a prediction may be that nobody has tested
 REFUSALS = (NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE)
 
 
@@ -92,7 +94,8 @@ class Trigger:
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
             return NO_ROOM
-        if p.queued + p.prefill + p.rank > p.rank_in + p.budget:
+        prefill = p.prefill if p.queued else p.prefill / _HOPE
+        if p.queued + prefill + p.rank > p.rank_in + p.budget:
             return TOO_LATE
         # A single prefill longer than the burst may run when the bucket is full, else it never could.
         if self._tokens < min(p.prefill, self.config.burst_seconds):
