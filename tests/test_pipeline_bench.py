@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ranks_fixtures import run_ranks
-from slipstream.bench import pipeline, pipeline_link, pipeline_rank
+from slipstream.bench import pipeline, pipeline_clusters, pipeline_link, pipeline_rank
 from slipstream.bench.pipeline_rank import Setting
 from slipstream.pipeline.schedule import Lane, make_schedule
 from slipstream.pipeline.trace import Interval, read_trace, shares, write_trace
@@ -36,10 +36,15 @@ def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pipeline, "can_make_namespaces", lambda: False)
     monkeypatch.setattr(pipeline, "Setting", lambda: SMALL)
     monkeypatch.setattr(pipeline, "quick_setting", lambda base: base)
+    monkeypatch.setattr(pipeline, "EXACT", pipeline.PAIR)
+    points = {pipeline.PAPER: (0.496, 0.205, pipeline.PAIR), pipeline.TURBO: (None, 0.25, (*pipeline.PAIR[:1], *pipeline.STALE))}
+    monkeypatch.setattr(pipeline, "SWEEP", {title: pipeline.Point(*numbers) for title, numbers in points.items()})
+    monkeypatch.setattr(pipeline_clusters, "cache_directory", lambda: tmp_path)  # no MovieLens here: Zipf batches alone
     result = pipeline.run(True, tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["claims"] == result["claims"]
     assert result["claims"]["max_diff"] == 0.0
     assert {row["link"] for row in result["rows"] if "link" in row} == {"emulated", "loopback"}
+    assert result["claims"]["key_inflation"] < 2 / 3 * result["claims"]["key_inflation_random"]
     paper = [row for row in result["rows"] if row["variant"].startswith(pipeline.PAPER)]
     assert len(paper) == len(pipeline.SWEEP[pipeline.PAPER].variants) and all(row["step_ms"] > 0 for row in paper)
     assert {"compute_utilisation", "semi_async_exposed"} <= result["claims"].keys()
