@@ -31,7 +31,7 @@ from slipstream.serving.instance_figures import figures
 from slipstream.serving.instance_load import PrivatePrefix, RecentWaits, called_on, keep_newest, window_start
 from slipstream.serving.prefix import Prefix, PrefixBuffer, PrefixKey
 from slipstream.serving.scheduler import Job, Kind, Scheduler
-from slipstream.serving.trigger import ADMITTED, Prospect, Trigger
+from slipstream.serving.trigger import ADMITTED, HOPE, Prospect, Trigger
 
 __all__ = ["Admission", "BadRequest", "DeadlinePassed", "Instance", "InstanceConfig", "Overloaded", "RankAnswer"]
 
@@ -219,7 +219,7 @@ class Instance:
         queued = self.scheduler.backlog(deadline)
         tokens = self.engine.cached_tokens(len(wanted.encoded))
         needed = queued + flight.handle.remaining + self._rank_seconds(tokens, self.engine.hold, candidates)
-        if queued and time.monotonic() + needed > deadline:
+        if queued and time.monotonic() + needed / HOPE > deadline:
             return None, "late"
         self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
         await self._landing(flight, deadline)

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = "admitted", "not_at_risk", "no_room", "overload", "too_late"
-_HOPE = 2.0  # how far off a prediction may be that nobody has tested
+HOPE = 2.0  # how far off a prediction may be that nobody has tested
 REFUSALS = (NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE)
 
 
@@ -94,7 +94,7 @@ class Trigger:
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
             return NO_ROOM
-        prefill = p.prefill if p.queued else p.prefill / _HOPE
+        prefill = p.prefill if p.queued else p.prefill / HOPE
         if p.queued + prefill + p.rank > p.rank_in + p.budget:
             return TOO_LATE
         # A single prefill longer than the burst may run when the bucket is full, else it never could.
