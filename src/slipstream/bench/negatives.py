@@ -52,6 +52,11 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
         del steps
         gc.collect()
         memory = {way: negative_steps.memory_of(way, negatives, lengths, items, threads) for way in ways}
+        note(
+            ", ".join(
+                f"{way} {1e3 * median(seconds[way]):.0f} ms {(memory[way]['step_bytes'] - without) / 1e6:.0f} MB" for way in ways
+            )
+        )
         for way in ways:
             rows.append(
                 {
@@ -69,8 +74,8 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
     return rows
 
 
-def sharing_rows(name: str, recipe: Recipe, lengths: list[int], items: int, repeats: int) -> list[Row]:
-    """Steps of one model with k = 1, 2, 4 and the same own negatives, and with as many logits drawn freshly."""
+def sharing_rows(name: str, recipe: Recipe, lengths: list[int], items: int, repeats: int, *, brief: bool = False) -> list[Row]:
+    """Steps of one model with k = 1, 2, 4 and the same own negatives, and (not `brief`) with as many logits drawn freshly."""
     note(f"sharing negatives: {name}")
     own = recipe.loss.negatives
     options: dict[str, dict[str, Any]] = {
@@ -83,6 +88,7 @@ def sharing_rows(name: str, recipe: Recipe, lengths: list[int], items: int, repe
         f"{own} per sequence": {"kind": "sequence_softmax"},
         f"{own} per step": {"kind": "shared_softmax"},
     }
+    options = dict(list(options.items())[:3]) if brief else options
     batch, content = batch_of(lengths, items), recipe.model_dump()
     steps = {
         label: JaggedStep.of(Recipe.model_validate({**content, "loss": {**content["loss"], **changes}}), items)
@@ -91,6 +97,7 @@ def sharing_rows(name: str, recipe: Recipe, lengths: list[int], items: int, repe
     lookups = {label: looked_up(step, batch) for label, step in steps.items()}
     seconds = interleave({label: (lambda step=step: step(batch)) for label, step in steps.items()}, repeats=repeats)  # type: ignore[misc]
     plain = f"{own} own"
+    note(", ".join(f"{label} {1e3 * median(taken):.0f} ms" for label, taken in seconds.items()))
     return [
         {
             "variant": f"{name}: {label}",
@@ -135,12 +142,12 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         fetch = fetch_rows(QUICK_COUNTS if quick else COUNTS, lengths, items, 2 if quick else 5)
         movielens, _ = movielens_lengths()
         small = Recipe.model_validate({"name": "small", "model": {"kind": "hstu", "size": "small"}, "loss": {"negatives": 128}})
-        repeats = 2 if quick else 7
+        repeats = 2 if quick else 5
         sharing = sharing_rows(
             "ml-1m", load_recipe(Recipe, "ml-1m-hstu"), movielens[:16] if quick else movielens, MOVIELENS_ITEMS, repeats
         )
         if not quick:
-            sharing += sharing_rows("hstu-small", small, [small.model.max_len], 20_000, 5)
+            sharing += sharing_rows("hstu-small", small, [small.model.max_len], 20_000, repeats, brief=True)
         exchanged, figures = byte_rows(lengths[:4], items, 64)
         return finish("negatives", [*fetch, *sharing, *exchanged], claims(fetch, sharing) | figures, json_path)
     finally:
@@ -151,10 +158,9 @@ def claims(fetch: list[Row], sharing: list[Row]) -> dict[str, float]:
     """The headline figures: the worst over the numbers of negatives, and over the models."""
     segmented = [row for row in fetch if row["variant"].startswith("segmented,")]
     by_name = {row["variant"]: row for row in sharing}
-    models = sorted({name.split(":")[0] for name in by_name})
 
     def worst(label: str) -> float:
-        return max(by_name[f"{model}: {label}"]["x_plain"] for model in models)
+        return max(row["x_plain"] for name, row in by_name.items() if name.endswith(f": {label}"))
 
     return {
         "segmented_memory_saved": min(row["saved"] for row in segmented),
