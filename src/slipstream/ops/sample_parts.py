@@ -55,10 +55,10 @@ class _Cut:
         self.lengths = [end - begin for begin, end in pairwise(offsets)]
         distinct = [dict.fromkeys(places[begin:end]) for begin, end in pairwise(offsets)]
         holders: dict[int, int] = {}
-        for sample in distinct:
-            for key in sample:
+        for keys in distinct:
+            for key in keys:
                 holders[key] = holders.get(key, 0) + 1
-        self.keys = [[key for key in sample if holders[key] > 1] for sample in distinct]
+        self.keys = [[key for key in keys if holders[key] > 1] for keys in distinct]
         self.counts = {key: [0] * parts for key, number in holders.items() if number > 1}
         self.tokens = [0] * parts
         for sample, part in enumerate(part_of):
