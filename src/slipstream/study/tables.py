@@ -75,7 +75,7 @@ def overview(summary: dict[str, Any]) -> str:
         changes = [relative_change(rows.get(name), figure, base) for name in stale]
         shares = [item["keys"].get("1"), item["reads"].get("1"), item["hottest"]]
         detectable = [rows[name]["difference"][figure]["detectable"] for name in stale if figure in _differences(rows, name)]
-        found = f"{100 * max(detectable) / base:.1f} %" if detectable and base else ""
+        found = f"{100 * max(detectable) / base:.2g} %" if detectable and base else ""
         percent = ["" if share is None else f"{100 * share:.0f} %" for share in shares]
         lines.append(_line([f"{case['case']} ({figure})", *percent, *changes, found]))
     return "\n".join([*lines, ""])
@@ -91,7 +91,7 @@ def relative_change(row: dict[str, Any] | None, figure: str, base: float | None)
         return ""
     found = row["difference"][figure]
     mean, half = 100 * found["mean"] / base, 100 * (found["high"] - found["mean"]) / base
-    text = f"{mean:+.1f} ± {half:.1f} %"
+    text = f"{mean:+.1f} ± {half:.1f} %" if half >= 0.5 else f"{mean:+.2f} ± {half:.2f} %"
     return f"**{text}**" if found["low"] > 0 or found["high"] < 0 else text
 
 
