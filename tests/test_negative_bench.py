@@ -29,7 +29,7 @@ def test_every_way_of_fetching_gives_the_same_loss():
 def test_memory_is_read_in_a_process_of_its_own():
     found = {way: negative_steps.memory_of(way, [512], [64] * 16, 50_000, threads=1)[512] for way in ("gathered", "segmented")}
     gathered, segmented = (found[way]["step_bytes"] for way in found)
-    assert 16 * 64 * 512 * 64 * 4 < gathered and segmented < 0.4 * gathered
+    assert gathered > 16 * 64 * 512 * 64 * 4 and segmented < 0.4 * gathered
     assert found["gathered"]["losses"] == pytest.approx(found["segmented"]["losses"], rel=1e-4)
 
 
