@@ -27,9 +27,9 @@ def test_every_way_of_fetching_gives_the_same_loss():
 
 
 def test_memory_is_read_in_a_process_of_its_own():
-    found = {way: negative_steps.memory_of(way, 512, [64] * 16, 50_000, threads=1) for way in ("gathered", "segmented")}
+    found = {way: negative_steps.memory_of(way, [512], [64] * 16, 50_000, threads=1)[512] for way in ("gathered", "segmented")}
     gathered, segmented = (found[way]["step_bytes"] for way in found)
-    assert 16 * 64 * 512 * 64 * 4 < gathered and segmented < 0.4 * gathered
+    assert gathered > 16 * 64 * 512 * 64 * 4 and segmented < 0.4 * gathered
     assert found["gathered"]["losses"] == pytest.approx(found["segmented"]["losses"], rel=1e-4)
 
 
@@ -47,8 +47,8 @@ def test_the_whole_command_writes_its_claims(tmp_path, monkeypatch):
     monkeypatch.setattr(negatives, "movielens_lengths", lambda: ([6, 9], "made up"))
     sizes = {"gathered": 900, "fused": 500, "segmented": 110, "segmented fp16": 90}
 
-    def memory(way, negatives, lengths, items, threads):
-        return {"step_bytes": 10 if negatives == 1 else sizes[way], "peak_bytes": 1000, "losses": [1.0]}
+    def memory(way, counts, lengths, items, threads):
+        return {count: {"step_bytes": 10 if count == 1 else sizes[way], "peak_bytes": 1000, "losses": [1.0]} for count in counts}
 
     monkeypatch.setattr(negative_steps, "memory_of", memory)
     bytes_sent = {"fp32": {"keys": 8.0, "exact": 100.0, "16 bits": 0.0}, "fp16": {"keys": 8.0, "exact": 20.0, "16 bits": 40.0}}

@@ -5,6 +5,7 @@ and the fully touched table need. `gathered` is the common way, a [tokens, negat
 `negative_memory`.
 """
 
+import ctypes
 import gc
 import json
 import subprocess
@@ -23,7 +24,7 @@ from slipstream.training.features import ITEM
 from slipstream.training.losses import RETRIEVAL_LOSSES, RetrievalLoss
 
 STEPS = 2
-_TOUCHED_AT_ONCE = 4096  # rows; little enough that the allocator keeps nothing worth counting of it
+_TOUCHED_AT_ONCE = 16384  # rows
 SEGMENT_BYTES = 1 << 21
 VARIANTS: dict[str, dict[str, Any]] = {
     "gathered": {},
@@ -61,30 +62,35 @@ def touched_step(recipe: Recipe, items: int) -> JaggedStep:
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew, where the system can (Linux); elsewhere it counts from the start of the process."""
+    """Let the peak begin anew, with nothing freed still held, where the system can (Linux); elsewhere it counts from the start."""
     gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def child(variant: str, negatives: int, lengths: list[int], items: int, threads: int) -> None:
-    """Some steps in this process; prints the memory as JSON."""
+def child(variant: str, counts: list[int], lengths: list[int], items: int, threads: int) -> None:
+    """Some steps with each number of negatives in this process; prints the memory of each as JSON."""
     torch.set_num_threads(threads)
-    step = touched_step(recipe_of({"negatives": negatives, **VARIANTS[variant]}), items)
-    batch = batch_of(lengths, items)
-    forget_peak()
-    before = peak_bytes()
-    with way_of(variant):
-        losses = [step(batch) for _ in range(STEPS)]
-    print(json.dumps({"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}))
+    batch, found = batch_of(lengths, items), []
+    for negatives in counts:
+        step = touched_step(recipe_of({"negatives": negatives, **VARIANTS[variant]}), items)
+        forget_peak()
+        before = peak_bytes()
+        with way_of(variant):
+            losses = [step(batch) for _ in range(STEPS)]
+        found.append({"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses})
+        del step
+    print(json.dumps(found))
 
 
-def memory_of(variant: str, negatives: int, lengths: list[int], items: int, threads: int) -> dict[str, Any]:
-    """One sample from a process of its own."""
-    asked = json.dumps([variant, negatives, lengths, items, threads])
+def memory_of(variant: str, counts: list[int], lengths: list[int], items: int, threads: int) -> dict[int, dict[str, Any]]:
+    """One sample per number of negatives, from a process of the variant's own."""
+    asked = json.dumps([variant, counts, lengths, items, threads])
     command = [sys.executable, "-m", "slipstream.bench.negative_steps", asked]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=CHILD_SECONDS)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return dict(zip(counts, json.loads(done.stdout.strip().splitlines()[-1]), strict=True))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ WAYS = ("gathered", "fused", "segmented")
 def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats: int) -> list[Row]:
     """Time (interleaved) and memory (a process each) of every way and number of negatives."""
     threads, batch, rows = torch.get_num_threads(), batch_of(lengths, items), []
-    without = negative_steps.memory_of("fused", 1, lengths, items, threads)["step_bytes"]
+    note("the memory of every way, each in a process of its own")
+    sized = {way: negative_steps.memory_of(way, [1, *counts], lengths, items, threads) for way in negative_steps.VARIANTS}
+    without = sized["fused"][1]["step_bytes"]
     for negatives in counts:
         note(f"steps with {negatives} negatives a token")
         ways = (*WAYS, "segmented fp16") if negatives == max(counts) else WAYS
@@ -51,7 +53,7 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
         seconds = interleave({way: (lambda way=way: run(way)) for way in ways}, repeats=repeats)  # type: ignore[misc]
         del steps
         gc.collect()
-        memory = {way: negative_steps.memory_of(way, negatives, lengths, items, threads) for way in ways}
+        memory = {way: sized[way][negatives] for way in ways}
         note(
             ", ".join(
                 f"{way} {1e3 * median(seconds[way]):.0f} ms {(memory[way]['step_bytes'] - without) / 1e6:.0f} MB" for way in ways
