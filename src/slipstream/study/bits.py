@@ -6,19 +6,18 @@ from pathlib import Path
 
 import torch
 
-from slipstream.tables.tier import saved_touched
 from slipstream.training.checkpoint import read_dense
 from slipstream.training.optimizers import optimizer_tensors
 from slipstream.training.recommender import Recommender
 
 
 def digest_of(dense: Mapping[str, torch.Tensor], recommender: Recommender) -> str:
-    """Of the named dense tensors and of every touched row with its state, ordered by name and key."""
+    """Of the named dense tensors and of every row with its state, trained or as it was born: who counts as touched differs."""
     tensors = dict(dense)
     for table_name, table in recommender.tables.tables.items():
-        saved = saved_touched(table)
-        order_U = saved["keys"].argsort()
-        tensors |= {f"tables/{table_name}/{name}": value[order_U] for name, value in saved.items()}
+        assert table.num_rows is not None
+        rows = table.read(torch.arange(table.num_rows))
+        tensors |= {f"tables/{table_name}/{name}": value for name, value in {"weights": rows.weights_UD, **rows.state}.items()}
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().contiguous()
