@@ -109,9 +109,7 @@ class Recommender:
         if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
             loss = recipe.loss
             if device != HOST:
-                raise SlipstreamError(
-                    "loss.fetch=segmented scores negatives in host memory; with a device use loss.fetch=whole"
-                )
+                raise SlipstreamError("loss.fetch=segmented scores negatives in host memory; with a device use loss.fetch=whole")
             config = FetchConfig(loss.segment_bytes, loss.normalize, loss.precision == "fp16")
             self.fetch = SegmentedFetch(self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout))
 
