@@ -61,10 +61,12 @@ def relay_app(
 ) -> Any:
     """The Ray Serve application of a bundle; all replicas share the ticket secret of this process's environment."""
     secret = os.environ.get(SECRET_VARIABLE) or os.urandom(32).hex()
-    deployment = serve.deployment(RelayInstance).options(
+    plain: Any = serve.deployment(RelayInstance)  # Ray types its decorator, not what it returns
+    router: Any = ROUTER
+    deployment = plain.options(
         num_replicas=replicas,
         max_ongoing_requests=256,
         ray_actor_options={"num_cpus": 0.5},
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        request_router_config=RequestRouterConfig(request_router_class=router),
     )
     return deployment.bind(bundle, history, secret, deadline_ms, model or {})
