@@ -42,12 +42,13 @@ def test_both_back_ends_find_the_same_cut_within_the_limits(samples, keys, lengt
     found = share_keys(places, offsets, keys, first, low, high, budget, backend="native")
     assert torch.equal(found, share_keys(places, offsets, keys, first, low, high, budget, backend="reference"))
     before, after = (torch.zeros(parts, dtype=torch.int64).index_add_(0, each, lengths) for each in (first, found))
-    assert (after <= torch.maximum(high, before)).all() and (after >= torch.minimum(low, before)).all()
+    outside = [int(((tokens - high).clamp(min=0) + (low - tokens).clamp(min=0)).sum()) for tokens in (before, after)]
+    assert outside[1] <= outside[0]  # a start within the limits stays there, another comes nearer
 
 
 def test_a_small_batch_is_cut_as_well_as_any_cut_can_be():
     for seed in range(6):
-        places, length = batch(8, 25, 10, seed)[0], 4
+        places, length = batch(40, 25, 10, seed)[0], 4
         places, offsets = places[: 8 * length], torch.arange(9) * length
         low, high = (torch.full((2,), samples * length) for samples in (3, 5))
         found = share_keys(places, offsets, 25, torch.tensor([0, 1] * 4), low, high, 30_000)

@@ -60,8 +60,8 @@ def test_no_request_brings_the_server_down(case: Any, url: str):
 
 
 def test_most_requests_came_past_the_door():
-    """Where one worker ran all endpoints; with few of them the cases that leave the key out on purpose may weigh more."""
-    assert SEEN[True] > 4 * SEEN[False] or SEEN.total() < 100
+    """Some cases leave the key out on purpose; a run in which they were the most would have tested the door alone."""
+    assert SEEN[True] > SEEN[False] or SEEN.total() < 100
 
 
 @schema.include(path="/admin/drain").parametrize()
