@@ -101,7 +101,7 @@ SLIPSTREAM_API void ss_share_keys(const int64_t* places, const int64_t* offsets,
         const int64_t to = int64_t((bits & 0xffffffffull) * uint64_t(parts) >> 32);
         ++spent;
         if (to == from) continue;
-        if (tokens[to] + length <= high[to] && (tokens[from] - length >= low[from] || tokens[from] > high[from])) {
+        if (tokens[to] + length <= high[to] && tokens[from] - length >= low[from]) {
             spent += cut.size(one);
             const int64_t change = tokens[from] > high[from] ? 0 : cut.change(one, from, to);
             if (accepts(cut, change, heat)) cut.go(one, from, to);

@@ -42,8 +42,7 @@ def test_both_back_ends_find_the_same_cut_within_the_limits(samples, keys, lengt
     found = share_keys(places, offsets, keys, first, low, high, budget, backend="native")
     assert torch.equal(found, share_keys(places, offsets, keys, first, low, high, budget, backend="reference"))
     before, after = (torch.zeros(parts, dtype=torch.int64).index_add_(0, each, lengths) for each in (first, found))
-    outside = [int(((tokens - high).clamp(min=0) + (low - tokens).clamp(min=0)).sum()) for tokens in (before, after)]
-    assert outside[1] <= outside[0]  # a start within the limits stays there, another comes nearer
+    assert (after <= torch.maximum(high, before)).all() and (after >= torch.minimum(low, before)).all()
 
 
 def test_a_small_batch_is_cut_as_well_as_any_cut_can_be():

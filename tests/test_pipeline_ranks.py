@@ -55,7 +55,7 @@ def check_equal(rank, world, replicas, cases, steps):
     ("world", "replicas", "cases", "steps"),
     [
         (2, 1, [["dual_buffer", 1], ["frozen_window", 2], ["nested", 4]], 200),
-        (2, 1, [["synchronous", 2], ["nested", 2], ["nested", 8]], 40),
+        (2, 1, [["synchronous", 2], ["nested", 2], ["nested", 8]], 200),
         (2, 2, [["nested", 2]], 60),
         (4, 1, [["nested", 2], ["dual_buffer", 1]], 40),
         (4, 2, [["nested", 2], ["frozen_window", 2]], 40),

@@ -16,7 +16,7 @@ MAY_KNOW = {
     "training": {"data", "ops", "models", "tables", "pipeline"},
     "serving": {"models", "ops"},
     "simulate": {"pipeline", "serving"},
-    "study": {"data", "tables", "pipeline", "training", "bench"},
+    "study": {"data", "tables", "pipeline", "training"},
 }
 
 

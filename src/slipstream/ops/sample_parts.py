@@ -109,7 +109,7 @@ class _Cut:
     def _propose(self, one: int, start: int, to: int, low: list[int], high: list[int], tokens: list[int], heat: int) -> int:
         """Move or swap where that is allowed and accepted; returns the keys visited."""
         length = self.lengths[one]
-        if tokens[to] + length <= high[to] and (tokens[start] - length >= low[start] or tokens[start] > high[start]):
+        if tokens[to] + length <= high[to] and tokens[start] - length >= low[start]:
             change = 0 if tokens[start] > high[start] else self.change(one, start, to)
             if self.accepts(change, heat):
                 self.go(one, start, to)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from slipstream.bench.harness import note
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.files import atomic_file, read_json, write_json
@@ -88,7 +88,7 @@ def run_study(
     store_directory: Path, out: Path, *, seeds: Sequence[int] = (1, 2, 3), options: Sequence[str] = (), epochs: int | None = None
 ) -> str:
     """Do what is not done yet, seed by seed; returns the table (also in `out`/negatives.md)."""
-    store = SequenceStore.open(store_directory)
+    store, console = SequenceStore.open(store_directory), Console(stderr=True, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in (options or OPTIONS)}
     for seed in seeds:
@@ -97,7 +97,7 @@ def run_study(
             content = f"{trained_digest(recipe)} {recipe.train.epochs} {store.digest}"
             path = out / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
             if not path.exists():
-                note(f"seed {seed}, option {place + 1} of {len(found)}: {option}")
+                console.print(f"seed {seed}, option {place + 1} of {len(found)}: {option} …", style="dim")
                 write_json(path, {"option": option, "seed": seed, **one_run(recipe, store)})
             found[option].append(read_json(path))
     table = as_table(found)
