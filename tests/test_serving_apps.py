@@ -148,6 +148,7 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
         ("/v1/rank", b'{"user": "u", "candidates": [1], "ticket": "bm8"}', 403, "preinfer"),
         ("/v1/preinfer", b'{"user": "u", "rank_in_ms": -1}', 400, ">= 0"),
         ("/v1/events", b'{"user": "u", "items": [1], "timestamps": [1], "actions": {"click": [1e999]}}', 400, "number"),
+        ("/v1/rank?limt=5", b'{"user": "u", "candidates": [1]}', 400, "unknown query parameter 'limt'"),
         ("/v1/recommend", b'{"user": "u", "count": 100000}', 400, "<= 1000"),
         ("/v1/recommend", b'{"user": "recent", "by": "purchase"}', 400, "no task"),
         ("/admin/drain", b'{"instance": "i-9"}', 404, "there are i-0"),

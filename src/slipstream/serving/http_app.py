@@ -252,6 +252,14 @@ def _plain_refusal(_request: Request, error: Exception) -> Response:
     return Response(problem_body(problem), error.status_code, headers=dict(error.headers or {}), media_type="application/json")
 
 
+def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
+    """A misspelt `limt=5` would otherwise be answered as if nothing had been asked. Probes may carry what they like."""
+    unknown = [name for name in request.query_params if name not in endpoint.query]
+    if unknown and not endpoint.open:
+        known = ", ".join(endpoint.query) or "none"
+        raise HttpProblem(400, "bad_request", f"unknown query parameter '{unknown[0][:40]}'; {endpoint.path} takes: {known}")
+
+
 def _route(endpoint: Endpoint, handler: Handler, limits: Limits, meter: Meter) -> Route:
     decode = msgspec.json.Decoder(endpoint.request).decode if endpoint.request is not None else None
     media = "text/plain; version=0.0.4" if endpoint.answer is str else "application/json"
@@ -261,6 +269,7 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, meter: Meter) -
         headers: dict[str, str] | None = None
         try:
             deadline = read_deadline(request.scope, limits, started) if endpoint.timed else started + limits.max_deadline_ms / 1000
+            _refuse_unknown_query(endpoint, request)
             body = await read_body(request.scope, request.receive, limits)
             message = decode(body) if decode is not None else None
             async with asyncio.timeout_at(deadline - started + asyncio.get_running_loop().time()):
