@@ -17,6 +17,8 @@ def sliced(
 ) -> torch.Tensor:
     """function over slices of the per-token tensors, each slice recomputed in backward; results concatenated."""
     step = max(1, VALUES_PER_SLICE // max(values_per_token, 1))
+    if tokens <= step:
+        return function(*per_token)
     pieces = [
         checkpoint(
             function,

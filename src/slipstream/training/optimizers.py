@@ -5,10 +5,12 @@ saved by parameter name and restored exactly.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
+from slipstream.ops.uncompiled import uncompiled
 from slipstream.training.config import OptimizerConfig
 
 
@@ -22,9 +24,23 @@ def schedule_factor(config: OptimizerConfig, step: int, total_steps: int) -> flo
     return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
 
+class _AdamW(torch.optim.AdamW):
+    """torch's own, without what loads torch.compile."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        uncompiled(torch.optim.AdamW.add_param_group)(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        uncompiled(torch.optim.AdamW.zero_grad)(self, set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        uncompiled(torch.optim.AdamW.step)(self, closure)
+
+
 def make_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the dense parameters."""
-    return torch.optim.AdamW(
+    return _AdamW(
         model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
     )
 
