@@ -20,7 +20,14 @@ def test_native_twin_is_equal_bit_for_bit():
         pytest.skip("native kernels were not built on this machine")
     rows_T = torch.tensor([0, 1, 2**63 - 1, -5, 12345678901234])
     out = torch.empty(5, 7)
-    lib.ss_random_uniform(ctypes.c_int64(99), native.pointer(rows_T), ctypes.c_int64(5), ctypes.c_int64(7), native.pointer(out), 2)
+    lib.ss_random_uniform(
+        ctypes.c_int64(99),
+        ctypes.c_void_p(native.address(rows_T)),
+        ctypes.c_int64(5),
+        ctypes.c_int64(7),
+        ctypes.c_void_p(native.address(out)),
+        2,
+    )
     assert torch.equal(out, counter_random.random_uniform(99, rows_T, 7))
 
 

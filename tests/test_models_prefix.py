@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from models_samples import KINDS, given, model, part
-from slipstream.models.backbone import KV
+from slipstream.models.backbone import KV, _view
 
 CASES = [(kind, bias) for kind in KINDS for bias in (["none"] if kind == "sasrec" else ["own", "next", "none"])]
 TASKS = ["retrieval", "ranking"]
@@ -176,3 +176,20 @@ def test_a_past_that_does_not_belong_is_refused():
         net.backbone(stream.x_SD, replace(stream.layout, past_lengths_B=torch.tensor([1, 1])), past)
     with pytest.raises(ValueError, match="no keys and values"):
         net.backbone(stream.x_SD, replace(stream.layout, past_lengths_B=torch.tensor([1, 1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_and_values_alone_are_those_of_the_whole_layer(kind, dtype):
+    net = model(kind, "ranking", dtype)
+    layer, batch = net.backbone.layers[-1], given([5, 1, 9], dtype=dtype)
+    stream = net.stream(batch, None)
+    view = _view(stream.layout, None)
+    _, whole = layer(stream.x_SD, view, None)
+    for alone, expected in zip(layer.keys_values(stream.x_SD, view, None), whole, strict=True):
+        assert torch.equal(alone, expected)
+    past = [KV(*whole, view.key_timestamps_S, view.q_offsets_B1)] * len(net.backbone.layers)
+    view = _view(stream.layout, past)
+    _, whole = layer(stream.x_SD, view, past[-1])
+    for alone, expected in zip(layer.keys_values(stream.x_SD, view, past[-1]), whole, strict=True):
+        assert torch.equal(alone, expected)

@@ -115,3 +115,15 @@ def test_wrong_operands_are_refused(number):
     error, call = WRONG[number]
     with pytest.raises(error, match=r"\w+ \w+"):
         call(torch.ones(4, 5), torch.arange(4))
+
+
+def test_without_gradients_the_values_are_the_same():
+    torch.manual_seed(0)
+    x_TD, weight_FD, gate_TF = torch.randn(9, 16), torch.randn(24, 16, requires_grad=True), torch.randn(9, 24)
+    recorded = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+    assert recorded.requires_grad
+    with torch.no_grad():
+        plain = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+    with torch.inference_mode():
+        served = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+    assert not plain.requires_grad and torch.equal(plain, recorded) and torch.equal(served, recorded)

@@ -39,7 +39,6 @@ def test_hit_and_extension_equal_the_full_pass(tmp_path, kind, time_bias, task):
 
 @pytest.mark.parametrize("length", [16_384, 8_192])
 def test_long_histories(tmp_path, length):
-    torch.set_num_threads(1)
     served = engine(tmp_path, task="retrieval", max_len=16_384, blocks=1, position_embedding=False)
     whole, items = history(length), candidates(20)
     full = served.rank(None, whole, items)

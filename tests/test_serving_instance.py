@@ -188,15 +188,22 @@ def test_a_full_cache_ranks_in_memory_of_its_own(tmp_path):
 
 def test_without_the_relay_every_request_is_in_line(tmp_path):
     plain, served = instance(tmp_path, relay=False)
-    whole, items = history(300), candidates(5)
+    items = candidates(5)
 
-    async def scenario():
+    async def scenario(whole):
         assert (await served.preinfer("u", whole)).reason == "disabled"
         return [await served.rank("u", whole, items, deadline=soon()) for _ in range(2)]
 
-    for answer in run(scenario()):
-        assert answer.hit == "inline"
-        assert largest_difference(answer.scores, plain.rank(None, whole, items)) == 0
+    cheap = np.array([1e-4, 1e-6, 1e-10, 0.0])  # a prefill for a tenth of a pass: worth two calls for a long history only
+    for fill_coefficients, behaviours, apart in ((None, 300, False), (cheap, 300, True), (cheap, 20, False)):
+        served.cost.fill_coefficients = fill_coefficients
+        whole = history(behaviours)
+        assert (served._cheaper_apart(served.engine.encode(whole), 5) is not None) == apart
+        steps = served.scheduler.steps_run
+        for answer in run(scenario(whole)):
+            assert answer.hit == "inline"
+            assert largest_difference(answer.scores, plain.rank(None, whole, items)) == 0
+        assert (served.scheduler.steps_run - steps > 2) == apart
     served.close()
 
 

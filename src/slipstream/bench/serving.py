@@ -64,7 +64,7 @@ def noise_floor(seconds: float = 1.0) -> float:
 async def _measure(quick: bool, bundle: Path, sessions: list[Session], say: Any) -> tuple[list[dict[str, Any]], dict[str, float]]:
     floor, probes = noise_floor(), 2 if quick else 4
     async with Fleet(INSTANCES, bundle, CANDIDATES, FIRST_ID, NUM_ITEMS) as fleet:
-        await fleet.configure(MEMORY, 256, expander=True)
+        await fleet.configure(MEMORY | VARIANTS["without"], 256, expander=False)
         length, inline_ms = await length_of_time(fleet, 1e3 * INLINE_SHARE * SLO, 64, MODEL["max_len"] // 2)
         capacity = INSTANCES * 1e3 / inline_ms  # long histories a second that would keep all instances busy in line
         say(f"{length} behaviours rank in line in {inline_ms:.1f} ms; noise floor {floor:.2f} ms")

@@ -32,16 +32,15 @@ class _Worker:
     def __init__(self, bundle: str, candidates: int, first_id: int, num_items: int) -> None:
         self.bundle, self.candidates, self.first_id, self.num_items = bundle, candidates, first_id, num_items
         self.instance: Instance | None = None
-        self.cost: CostModel | None = None
+        self.measured: dict[str, Any] | None = None
         self.histories: Histories | None = None
         self.kept: list[tuple[int, int, dict[str, np.ndarray]]] = []
 
     def configure(self, config: InstanceConfig, length: int) -> dict[str, Any]:
         """A fresh instance; the machine is measured once."""
         self.close()
-        fresh = None if self.cost is None else CostModel(self.cost.coefficients, self.cost.copy_seconds_per_byte)
-        self.instance = Instance(self.bundle, config, fresh)
-        self.cost = self.cost or CostModel(self.instance.cost.coefficients, self.instance.cost.copy_seconds_per_byte)
+        self.instance = Instance(self.bundle, config, None if self.measured is None else CostModel.of(self.measured))
+        self.measured = self.measured or self.instance.cost.measured()
         engine = self.instance.engine
         self.histories = Histories(length, self.first_id, self.num_items, engine.tasks, engine.max_len)
         self.kept.clear()
@@ -60,7 +59,7 @@ class _Worker:
             return self.configure(_config(message["config"]), message["length"])
         assert self.instance is not None and self.histories is not None
         if message["op"] == "inline":
-            return {"inline_ms": self._inline_ms(message["length"])}
+            return {"inline_ms": await self._inline_ms(message["length"])}
         if message["op"] == "stats":
             return self.instance.stats()
         if message["op"] == "score_diff":
@@ -79,17 +78,18 @@ class _Worker:
             self.kept = [*self.kept[-_CHECKED + 1 :], (user, page, answer.scores)]
         return {"hit": answer.hit, "backlog": self.instance.backlog}
 
-    def _inline_ms(self, length: int, repeats: int = 7) -> float:
-        """The time of ranking one history of this length in line, now and then, as requests come: the middle one of a few."""
+    async def _inline_ms(self, length: int, repeats: int = 7) -> float:
+        """The time of ranking one history of this length, now and then, as requests come: the middle one of a few."""
         assert self.instance is not None
         engine = self.instance.engine
         histories = Histories(length, self.first_id, self.num_items, engine.tasks, engine.max_len)
         user = next(user for user in range(1000) if histories.length_of(user, 0) == length)
         taken = []
         for _ in range(repeats):
-            time.sleep(0.02)
+            await asyncio.sleep(0.02)
+            history, candidates = histories.of(user, 0), histories.candidates(user, 0, self.candidates)
             begin = time.perf_counter()
-            engine.rank(None, histories.of(user, 0), histories.candidates(user, 0, self.candidates))
+            await self.instance.rank(str(user), history, candidates, deadline=time.monotonic() + 60.0)
             taken.append(time.perf_counter() - begin)
         return 1e3 * float(np.median(taken))
 

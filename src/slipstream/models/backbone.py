@@ -67,6 +67,18 @@ class Layer(nn.Module, ABC):
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Called by the backbone, layer after layer."""
 
+    @abstractmethod
+    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `forward` gives second, bit for bit: for the last layer of a prefix, whose own tokens nobody reads."""
+
+
+def joined_heads(
+    k_TF: torch.Tensor, v_TF: torch.Tensor, heads: int, view: View, past: KV | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values by head, behind those of the past."""
+    k_SHK, v_SHV = k_TF.unflatten(1, (heads, -1)), v_TF.unflatten(1, (heads, -1))
+    return (k_SHK, v_SHV) if past is None else (view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV))
+
 
 class Backbone(nn.Module):
     """Positions, input dropout, layers. `capacity` is the longest token stream, candidates counted as one."""

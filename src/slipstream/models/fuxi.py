@@ -10,7 +10,7 @@ The time and position maps multiply the values raw: they do not share the semant
 import torch
 from torch import nn
 
-from slipstream.models.backbone import KV, Layer, View
+from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.config import ModelConfig
 from slipstream.models.hstu import EPS, WEIGHT_STD, project
 from slipstream.models.relative import RelativeTables
@@ -61,12 +61,10 @@ class FuXiLayer(Layer):
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
         u_TF, v_TF, q_TF, k_TF = project(rms_norm(x_TD, self.norm_D, eps=EPS), self.uvqk_FD, self.widths)
-        q_THK, k_SHK, v_SHV = (part.unflatten(1, (heads, -1)) for part in (q_TF, k_TF, v_TF))
-        if past is not None:
-            k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)
+        k_SHK, v_SHV = joined_heads(k_TF, v_TF, heads, view, past)
         timestamps_T, k_timestamps_S = self.relative.times(view)
         channels_T3HV = fuxi_attention(
-            q_THK,
+            q_TF.unflatten(1, (heads, -1)),
             k_SHK,
             v_SHV,
             view.q_offsets_B1,
@@ -90,3 +88,8 @@ class FuXiLayer(Layer):
         )
         x_TD = self.output(gated_TF) + x_TD
         return x_TD + self.feed_forward(x_TD, view, self.index), (k_SHK, v_SHV)
+
+    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+        _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
+        normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
+        return joined_heads(linear_silu(normed_TD, k_FD), linear_silu(normed_TD, v_FD), self.config.heads, view, past)

@@ -9,7 +9,7 @@ Norms carry no weights of their own. The divisor is a constant of the model, nev
 import torch
 from torch import nn
 
-from slipstream.models.backbone import KV, Layer, View
+from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.config import ModelConfig
 from slipstream.models.relative import RelativeTables
 from slipstream.ops.attention import hstu_attention
@@ -40,12 +40,10 @@ class HSTULayer(Layer):
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         heads = self.config.heads
         u_TF, v_TF, q_TF, k_TF = project(layer_norm(x_TD, eps=EPS), self.uvqk_FD, self.widths)
-        q_THK, k_SHK, v_SHV = (part.unflatten(1, (heads, -1)) for part in (q_TF, k_TF, v_TF))
-        if past is not None:
-            k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)
+        k_SHK, v_SHV = joined_heads(k_TF, v_TF, heads, view, past)
         timestamps_T, k_timestamps_S = self.relative.times(view)
         attended_THV = hstu_attention(
-            q_THK,
+            q_TF.unflatten(1, (heads, -1)),
             k_SHK,
             v_SHV,
             view.q_offsets_B1,
@@ -67,3 +65,8 @@ class HSTULayer(Layer):
             token_ids_T=view.token_ids_T,
         )
         return self.output(gated_TF) + x_TD, (k_SHK, v_SHV)
+
+    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+        _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
+        normed_TD = layer_norm(x_TD, eps=EPS)
+        return joined_heads(linear_silu(normed_TD, k_FD), linear_silu(normed_TD, v_FD), self.config.heads, view, past)

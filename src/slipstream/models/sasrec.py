@@ -8,7 +8,7 @@ Order comes from the absolute position embedding alone; a last norm follows the 
 import torch
 from torch import nn
 
-from slipstream.models.backbone import KV, Layer, View
+from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.config import ModelConfig
 from slipstream.models.hstu import EPS
 from slipstream.ops.neighbours import dropout
@@ -36,11 +36,9 @@ class SASRecLayer(Layer):
 
     def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         v_TF, q_TF, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
-        q_THK, k_SHK, v_SHV = (part.unflatten(1, (self.config.heads, -1)) for part in (q_TF, k_TF, v_TF))
-        if past is not None:
-            k_SHK, v_SHV = view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV)
+        k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         attended_THV = softmax_attention(
-            q_THK,
+            q_TF.unflatten(1, (self.config.heads, -1)),
             k_SHK,
             v_SHV,
             view.q_offsets_B1,
@@ -51,6 +49,10 @@ class SASRecLayer(Layer):
         x_TD = x_TD + self._dropout(self.output(attended_THV.flatten(1)), view, 0)
         inner_TF = self._dropout(self.activation(self.up(self.inner_norm(x_TD))), view, 1)
         return x_TD + self._dropout(self.down(inner_TF), view, 2), (k_SHK, v_SHV)
+
+    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)  # in one product, as rounding is its own
+        return joined_heads(k_TF, v_TF, self.config.heads, view, past)
 
     def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:
         return dropout(x_TF, p=self.config.dropout, seed=view.seed(self.index, purpose), token_ids_T=view.token_ids_T)

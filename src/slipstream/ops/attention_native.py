@@ -7,6 +7,7 @@ import torch
 
 from slipstream.ops import native
 from slipstream.ops.attention_types import AttentionArguments
+from slipstream.ops.kernel_call import differentiable
 
 _POINTERS = (
     *("q", "k", "v", "q_offsets", "k_offsets", "q_times", "k_times", "candidates", "position", "time", "borders"),
@@ -48,7 +49,7 @@ def _run(function: str, a: AttentionArguments, channels: int, **outputs: torch.T
     } | outputs
     kept = {name: tensor.contiguous() if tensor is not None else None for name, tensor in tensors.items()}
     call = _Call(
-        **{name: native.pointer(tensor) for name, tensor in kept.items()},
+        **{name: native.address(tensor) for name, tensor in kept.items()},
         sequences=a.q_offsets_B1.numel() - 1,
         heads=a.q_THK.shape[1],
         key_width=a.q_THK.shape[2],
@@ -101,6 +102,9 @@ class _Attention(torch.autograd.Function):
         return (None, None, *grads)
 
 
+_attention = differentiable(_Attention)
+
+
 def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
     """HSTU's attention, or with `fuxi` FuXi's three channels, by the compiled kernels."""
-    return _Attention.apply(a, 3 if fuxi else 1, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
+    return _attention(a, 3 if fuxi else 1, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)

@@ -34,12 +34,14 @@ def _borders(num_buckets: int) -> tuple[int, ...]:
         return (0, *(min(int(power), LAST_BORDER) for power in powers))
 
 
+@functools.lru_cache(maxsize=64)
 def time_bucket_borders(num_buckets: int) -> torch.Tensor:
     """int64 [num_buckets + 1]: entry b is the smallest |dt| that falls in bucket b or above.
 
     bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets), that is: the last entry that does not exceed |dt|.
     The powers of e^0.301 are irrational, so rounding them up in 60 digits is exact. Borders beyond int64 become 2^63 - 1, which no
-    difference of two timestamps reaches. Every back-end compares with these very integers and never trusts a logarithm.
+    difference of two timestamps reaches. Every back-end compares with these very integers and never trusts a logarithm. The tensor
+    is made once and shared: do not change it.
     """
     if not 0 <= num_buckets <= MAX_BUCKETS:
         raise ValueError(f"the time table must have between 1 and {MAX_BUCKETS + 1} entries, got {num_buckets + 1}")
@@ -74,6 +76,12 @@ class AttentionArguments:
 def _check_lengths(q_offsets_B1: torch.Tensor, k_offsets_B1: torch.Tensor, num_candidates_B: torch.Tensor | None) -> None:
     if q_offsets_B1.device.type != "cpu":
         return
+    if len(k_offsets_B1) <= operand_checks.FEW:  # a served request: plain numbers are sooner compared than tensors
+        q, k = q_offsets_B1.tolist(), k_offsets_B1.tolist()
+        candidates = [0] * len(q) if num_candidates_B is None else num_candidates_B.tolist()
+        spans = [(q[i + 1] - q[i], k[i + 1] - k[i], candidates[i]) for i in range(len(q) - 1)]
+        if all(queries <= keys and 0 <= last <= keys for queries, keys, last in spans):
+            return
     k_lengths = k_offsets_B1.diff()
     if q_offsets_B1 is not k_offsets_B1 and bool((q_offsets_B1.diff() > k_lengths).any()):
         raise ValueError("every sequence needs at least as many keys as queries: the queries are the tail of the keys")

@@ -22,10 +22,32 @@ def kernel(name: str, signature: str, *, returns: bool = False) -> Callable[...,
     function.argtypes = [_TYPES[letter] for letter in signature] + [ctypes.c_int]
     function.restype = ctypes.c_int64 if returns else None
 
+    pointers = [place for place, letter in enumerate(signature) if letter == "p"]
+
     def call(*arguments: Any) -> int:
         if len(arguments) != len(signature):
             raise TypeError(f"kernel {name} takes {len(signature)} arguments, got {len(arguments)}")
-        converted = (native.pointer(x) if s == "p" else x for x, s in zip(arguments, signature, strict=True))
+        converted = list(arguments)
+        for place in pointers:
+            converted[place] = native.address(arguments[place])
         return function(*converted, torch.get_num_threads())
+
+    return call
+
+
+class _NoContext:
+    """What a forward pass may keep for backward, where there will be none."""
+
+    def save_for_backward(self, *_: object) -> None:
+        """Nothing is kept."""
+
+
+def differentiable(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
+    """`function.apply`, or its forward alone where no gradient is recorded: a served request pays nothing for autograd."""
+
+    def call(*arguments: Any) -> torch.Tensor:
+        recorded = torch.is_grad_enabled()
+        result: torch.Tensor = function.apply(*arguments) if recorded else function.forward(_NoContext(), *arguments)
+        return result
 
     return call

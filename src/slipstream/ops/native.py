@@ -51,10 +51,10 @@ def status() -> str:
     return f"native kernels: {Path(loaded._name).name}" if loaded is not None else "native kernels: not built"
 
 
-def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
-    """The address of a contiguous tensor's data, or NULL for None."""
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a contiguous tensor's data lies, as ctypes takes it; NULL for None."""
     if tensor is None:
-        return ctypes.c_void_p(0)
+        return None
     if not tensor.is_contiguous():
         raise ValueError("a tensor handed to a native kernel must be contiguous")
-    return ctypes.c_void_p(tensor.data_ptr())
+    return tensor.data_ptr()

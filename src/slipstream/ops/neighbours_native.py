@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from slipstream.ops.kernel_call import kernel
+from slipstream.ops.kernel_call import differentiable, kernel
 
 
 class _LinearSilu(torch.autograd.Function):
@@ -35,9 +35,12 @@ class _LinearSilu(torch.autograd.Function):
         return grad_x_TD, grad_weight_FD, dz_TF.sum(dim=0) if needs_bias else None
 
 
+_linear_silu = differentiable(_LinearSilu)
+
+
 def linear_silu(x_TD: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None) -> torch.Tensor:
     """silu(x W^T + b)."""
-    return _LinearSilu.apply(x_TD, weight_FD, bias_F)
+    return _linear_silu(x_TD, weight_FD, bias_F)
 
 
 def _dropped(x_TD: torch.Tensor, p: float, seed: int, token_ids_T: torch.Tensor) -> torch.Tensor:
@@ -109,6 +112,9 @@ class _NormGateDropout(torch.autograd.Function):
         return grad_x_TF, grad_gate_TF, None if partial is None else partial.sum(dim=0), None, None, None, None, None
 
 
+_norm_gate_dropout = differentiable(_NormGateDropout)
+
+
 def norm_gate_dropout(
     x_TF: torch.Tensor,
     gate_TF: torch.Tensor | None,
@@ -121,4 +127,4 @@ def norm_gate_dropout(
     seed: int | None,
 ) -> torch.Tensor:
     """dropout(norm(x) * weight * gate); without a gate it is a plain norm."""
-    return _NormGateDropout.apply(x_TF, gate_TF, weight_F, token_ids_T, norm == "layer", eps, p, seed)
+    return _norm_gate_dropout(x_TF, gate_TF, weight_F, token_ids_T, norm == "layer", eps, p, seed)

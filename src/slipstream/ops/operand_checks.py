@@ -5,10 +5,12 @@ an index out of range. Native code trusts its pointers, so everything is checked
 Offsets and times are only read where they live on a CPU, so that an accelerator is never stalled.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import torch
 
+FEW = 16  # so many numbers are checked sooner one by one than as tensors
 MAX_SEQUENCE = 1 << 30
 MAX_TIME = 1 << 62
 
@@ -116,6 +118,11 @@ def offsets(name: str, offsets_B1: object, total: int) -> torch.Tensor:
     if offsets.numel() == 0:
         raise ValueError(f"{name} must have one entry more than there are sequences, got none")
     if offsets.device.type == "cpu":
+        if len(offsets) <= FEW:
+            numbers = offsets.tolist()
+            steps = [after - before for before, after in itertools.pairwise(numbers)]
+            if numbers[0] == 0 and numbers[-1] == total and all(0 <= step <= MAX_SEQUENCE for step in steps):
+                return offsets
         first, last = int(offsets[0]), int(offsets[-1])
         if first != 0 or last != total:
             raise ValueError(f"{name} must run from 0 to {total} (the number of tokens), got {first} to {last}")

@@ -2,17 +2,19 @@
 
     seconds(t new tokens behind p cached ones) = a + b·t + c·t·(p + t/2) + d·p
 
-a: the call itself; b: projections; c: attention; d: reading the cached keys and values. All coefficients are non-negative, so the
-model never says that more work is less. Online, a factor follows the ratio of seen to predicted time (a busier machine, a slower
-clock, colder caches), and a second one its upper end, for questions about the tail. Ranking behind a prefix, whole passes in line
-and prefills in chunks meet different conditions, so each has factors of its own. What was learnt fades within seconds where nothing
-confirms it: an instance that believed itself too slow for everything would else never run what could teach it better.
+a: the call itself; b: projections; c: attention; d: reading the cached keys and values. Passes of a prefill, whose last layer
+attends to nothing, have coefficients of their own. All are non-negative, so the model never says that more work is less. Online,
+a factor follows the ratio of seen to predicted time (a busier machine, a slower clock, colder caches), and a second one its upper
+end, for questions about the tail. Ranking behind a prefix, whole passes in line and prefills in chunks meet different conditions,
+so each has factors of its own. What was learnt fades within seconds where nothing confirms it: an instance that believed itself
+too slow for everything would else never run what could teach it better.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +29,11 @@ _MOST = 4.0  # a pass that took longer than this many times the expected was int
 _FADE_SECONDS = 5.0
 _FIRST_TAIL = 1.5
 CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
+_MEASURED = ("coefficients", "fill_coefficients")
 KINDS = ("rank", "inline", "prefill")
+
+
+Sample = tuple[int, int, float]  # new tokens, past tokens, seconds
 
 
 def _features(new: float, past: float) -> np.ndarray:
@@ -50,15 +56,21 @@ def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
     return coefficients
 
 
+def _fitted(samples: Sequence[Sample]) -> np.ndarray:
+    x_MF = np.array([_features(t, p) for t, p, _ in samples])
+    return non_negative_fit(x_MF, np.maximum([seconds for *_, seconds in samples], 1e-9))
+
+
 @dataclass
 class CostModel:
     """Predicted seconds of passes, copies and whole prefills."""
 
     coefficients: np.ndarray  # of _features
     copy_seconds_per_byte: float
+    fill_coefficients: np.ndarray | None = None  # the same for passes of a prefill
     layers: int = 1
     slice_seconds: float = 0.008  # longest step of a prefill
-    samples: list[tuple[int, int, float]] = field(default_factory=list)  # what it was fitted to
+    samples: Sequence[Sample] = ()  # what it was fitted to
     clock: Callable[[], float] = time.monotonic
     _factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))  # seen / predicted, running mean
     _tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL))  # the same, its 99th percentile
@@ -71,26 +83,38 @@ class CostModel:
         shapes = [(16, 0), (64, 64), (128, 1024), (CHUNK_TOKENS, 0), (CHUNK_TOKENS, 1536), (64, 3072), (16, 512)]
         shapes = sorted({(min(t, most), min(p, max(0, most - t))) for t, p in shapes})
         run = _Passes(engine, max(t + p for t, p in shapes))
-        for shape in shapes:
-            run(*shape)  # warm-up, not counted
-        found: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+        kinds = [(fill, shape) for fill in (False, True) for shape in shapes]
+        for fill, shape in kinds:
+            run(*shape, fill=fill)  # warm-up, not counted
+        found: dict[tuple[bool, tuple[int, int]], list[float]] = {kind: [] for kind in kinds}
         begin = clock()
-        while clock() - begin < seconds or not found[shapes[0]]:
-            for shape in shapes:
+        while clock() - begin < seconds or not found[kinds[0]]:
+            for fill, shape in kinds:
                 start = clock()
-                run(*shape)
-                found[shape].append(clock() - start)
-        samples = [(t, p, float(np.median(times))) for (t, p), times in found.items()]
+                run(*shape, fill=fill)
+                found[fill, shape].append(clock() - start)
+        samples, fills = ([(*shape, float(np.median(found[fill, shape]))) for shape in shapes] for fill in (False, True))
         start = clock()
         copied = run.copy()
-        return cls.fit(samples, (clock() - start) / copied)
+        return cls.fit(samples, (clock() - start) / copied, fills)
 
     @classmethod
-    def fit(cls, samples: Sequence[tuple[int, int, float]], copy_seconds_per_byte: float) -> "CostModel":
-        """From (new tokens, past tokens, seconds)."""
-        x_MF = np.array([_features(t, p) for t, p, _ in samples])
-        y_M = np.maximum([seconds for *_, seconds in samples], 1e-9)
-        return cls(non_negative_fit(x_MF, y_M), copy_seconds_per_byte, samples=list(samples))
+    def fit(cls, samples: Sequence[Sample], copy_seconds_per_byte: float, fills: Sequence[Sample] = ()) -> "CostModel":
+        """From what passes took, and passes of a prefill; where those were not measured they count as any other."""
+        return cls(_fitted(samples), copy_seconds_per_byte, _fitted(fills) if fills else None, samples=samples)
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Any]) -> "CostModel":
+        """What was measured before, nothing learnt since."""
+        coefficients, fill = (None if measured[name] is None else np.array(measured[name]) for name in _MEASURED)
+        assert coefficients is not None
+        return cls(coefficients, measured["copy_seconds_per_byte"], fill)
+
+    def measured(self) -> dict[str, Any]:
+        """For `of`, as JSON."""
+        fill = None if self.fill_coefficients is None else self.fill_coefficients.tolist()
+        values = (self.coefficients.tolist(), fill)
+        return {**dict(zip(_MEASURED, values, strict=True)), "copy_seconds_per_byte": self.copy_seconds_per_byte}
 
     def pass_seconds(self, new: int, past: int) -> float:
         """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
@@ -99,9 +123,10 @@ class CostModel:
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
         """A prefill up to `tokens`, of which `past` are there already, in chunks."""
         total, at, chunk = 0.0, past, self.chunk_for(tokens)
+        fill = self.coefficients if self.fill_coefficients is None else self.fill_coefficients
         while at < tokens:
             step = min(chunk, tokens - at)
-            total += self.plain_seconds(step, at)
+            total += float(fill @ _features(step, at))
             at += step
         return self.factor("prefill") * total
 
@@ -158,9 +183,9 @@ class _Passes:
         user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
         self.behaviours = Encoded(rows_T, torch.arange(capacity), labels_TA, user)
 
-    def __call__(self, new: int, past: int) -> None:
+    def __call__(self, new: int, past: int, *, fill: bool) -> None:
         behaviours = self.behaviours.part(0, max(1, new // self.engine.tokens_per_behaviour))
-        self.engine.bare_pass(behaviours, self.buffer, past)
+        self.engine.bare_pass(behaviours, self.buffer, past, fill=fill)
 
     def copy(self) -> int:
         other = PrefixBuffer(self.buffer.shape, self.buffer.capacity)

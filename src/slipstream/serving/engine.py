@@ -153,7 +153,7 @@ class Engine:
         while at < end:
             stop = end if end - at < chunk + self.hold else at + chunk
             piece = Question(None, encoded.part(at, stop), _NOTHING, self._time_after(encoded, stop))
-            for _ in layer_steps(self.model, self._stream([piece], bool(at)), buffer, self.tokens_of(at)):
+            for _ in layer_steps(self.model, self._stream([piece], bool(at)), buffer, self.tokens_of(at), fill=True):
                 yield self.tokens_of(stop)
             at = stop
 
@@ -213,10 +213,11 @@ class Engine:
         return self.items.originals(best_rows[kept]), best_values[kept].tolist()
 
     @torch.inference_mode()
-    def bare_pass(self, behaviours: Encoded, buffer: PrefixBuffer, past_tokens: int) -> None:
-        """One pass of these behaviours behind whatever the buffer holds, for measuring what it costs."""
+    def bare_pass(self, behaviours: Encoded, buffer: PrefixBuffer, past_tokens: int, *, fill: bool) -> None:
+        """One pass of these behaviours behind whatever the buffer holds (with `fill` as in a prefill), to measure what it costs."""
         piece = Question(None, behaviours, _NOTHING, self._time_after(behaviours, len(behaviours)))
-        run_layers(self.model, self._stream([piece], True), buffer, past_tokens)
+        for _ in layer_steps(self.model, self._stream([piece], True), buffer, past_tokens, fill=fill):
+            pass
 
     # ---- in the model's terms ---------------------------------------------------------------------------------------------------
 

@@ -197,8 +197,13 @@ class Instance:
                 if kept < len(whole):
                     return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
                 lease, hit = await self._inline(wanted, deadline)
-        elif (kept := self._fit(whole, rows.numel(), deadline, allow_truncate, None)) < len(whole):
-            return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
+        else:
+            apart = self._cheaper_apart(whole, rows.numel())
+            kept = self._fit(whole, rows.numel(), deadline, allow_truncate, apart)
+            if kept < len(whole):
+                return await self._score(None, whole.part(len(whole) - kept), rows, deadline, "inline", request_time, True)
+            if apart is not None:
+                lease = await self._private(Wanted(self.engine, user, whole), deadline)
         before = 0 if lease is None else lease.prefix.behaviours
         return await self._score(lease, whole.part(before), rows, deadline, hit, request_time, False)
 
@@ -239,6 +244,16 @@ class Instance:
         await self._landing(flight, deadline)
         source = {"host": "host", "extended": "extended"}.get(flight.source, "inline")
         return self.cache.acquire(wanted.key), source
+
+    def _cheaper_apart(self, whole: Encoded, candidates: int) -> float | None:
+        """Seconds of a prefill of its own, where that and ranking behind it are cheaper than one pass (see `layer_steps`)."""
+        tokens = self.engine.cached_tokens(len(whole))
+        if not tokens:
+            return None
+        last = self.engine.tokens_per_behaviour * self.engine.hold + candidates
+        prefill, in_one = self.cost.prefill_seconds(tokens), self.cost.plain_seconds(tokens + last, 0)
+        in_two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
+        return prefill if in_two < in_one else None
 
     def _fit(self, whole: Encoded, candidates: int, deadline: float, allow_truncate: bool, prepare: float | None) -> int:
         """How many of the newest behaviours can be ranked in line by the deadline: all, fewer where allowed, or a refusal."""

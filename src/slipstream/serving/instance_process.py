@@ -80,15 +80,14 @@ class Opener:
         if path is None or not path.exists():
             return None
         known = read_json(path)
-        if known["version"] != version:
+        if known["version"] != version or "measured" not in known:
             return None
-        return CostModel(np.array(known["coefficients"]), known["copy_seconds_per_byte"])
+        return CostModel.of(known["measured"])
 
     def _remember_cost(self, model: BundleModel) -> None:
         path = self._cost_path()
         if path is not None:
-            known = {"version": model.version, "coefficients": model.cost.coefficients.tolist()}
-            write_json(path, {**known, "copy_seconds_per_byte": model.cost.copy_seconds_per_byte})
+            write_json(path, {"version": model.version, "measured": model.cost.measured()})
 
     def _cost_path(self) -> Path | None:
         return None if self._shelf is None else self._shelf / f"{self._name}-cost.json"
