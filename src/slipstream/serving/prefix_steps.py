@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from slipstream.models.backbone import KV, View
+from slipstream.models.backbone import KV, Layer, View
 from slipstream.models.head import SequenceModel
 from slipstream.models.stream import Stream
 from slipstream.serving.prefix import PrefixBuffer
@@ -57,6 +57,7 @@ def layer_steps(
     last = len(model.backbone.layers) - 1
     for index, layer in enumerate(model.backbone.layers):
         past: KV = buffer.layer(index, tokens)
+        assert isinstance(layer, Layer)
         if fill and index == last:
             layer.keys_values(x_TD, view, past)
             yield x_TD
