@@ -94,12 +94,14 @@ class Bench:
         """Whether a variant holds the SLO, in one of two runs."""
         return (await self.run(variant, rate, length)).holds or (await self.run(variant, rate, length)).holds
 
-    async def largest_rates(self, variants: Sequence[str], low: float, high: float, probes: int) -> dict[str, float]:
+    async def largest_rates(
+        self, variants: Sequence[str], low: float, high: float, probes: int, length: int | None = None
+    ) -> dict[str, float]:
         """Each variant's largest rate that holds the SLO, by our own generator; 0 where none that was tried does."""
         searches = {variant: Bisection(low, high) for variant in variants}
         for _ in range(probes):
             for variant, search in searches.items():
-                search.note(await self.holds(variant, search.middle))
+                search.note(await self.holds(variant, search.middle, length))
         return {variant: search.best for variant, search in searches.items()}
 
     async def longest_prefixes(self, variants: Sequence[str], rate: float, low: float, high: float, probes: int) -> dict[str, int]:
@@ -110,7 +112,7 @@ class Bench:
                 search.note(await self.holds(variant, rate, whole(search.middle)))
         return {variant: whole(search.best) for variant, search in searches.items()}
 
-    async def judged_rate(self, variant: str, rate: float, steps: int = 4, step: float = 0.85) -> float:
+    async def judged_rate(self, variant: str, rate: float, steps: int = 5, step: float = 0.85) -> float:
         """The rate, or the next smaller one by `step`, that LoadGen calls VALID; 0 where it calls none so."""
         for _ in range(steps if rate else 0):
             if (await self.run(variant, rate, loadgen=True)).verdict == "VALID":
