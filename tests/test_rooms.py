@@ -6,7 +6,7 @@ from pathlib import Path
 import slipstream
 
 ROOT = Path(slipstream.__file__).parent
-HALL = {"errors", "files", "bundle", "__version__"}  # plain helpers every room may use
+HALL = {"errors", "files", "interrupts", "bundle", "__version__"}  # plain helpers every room may use
 MAY_KNOW = {
     "data": set(),
     "ops": set(),

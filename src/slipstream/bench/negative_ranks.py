@@ -1,8 +1,6 @@
 """Two real ranks train one step with negatives in 32 and in 16 bits and count every byte they send each other."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from datetime import timedelta
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import slipstream
+from slipstream.bench.local_ranks import run_ranks
 from slipstream.bench.negative_memory import CHILD_SECONDS
 from slipstream.bench.negative_steps import recipe_of
 from slipstream.bench.step_samples import batch_of
@@ -83,24 +81,12 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
 
 def measure(lengths: list[int], items: int, negatives: int) -> dict[str, dict[str, float]]:
     """Bytes of one step over both ranks, per precision: keys, exact rows and gradients, those in 16 bits."""
-    sources = str(Path(slipstream.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([sources, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    environment["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     with tempfile.TemporaryDirectory() as scratch:
         asked = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
-        command = [sys.executable, "-m", "slipstream.bench.negative_ranks"]
-        ranks = [
-            subprocess.Popen([*command, str(rank), asked], stdout=subprocess.PIPE, text=True, env=environment)
-            for rank in range(WORLD)
-        ]
-        try:
-            said = [rank.communicate(timeout=CHILD_SECONDS)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("a rank of the byte count failed")
-    return json.loads(said[0].strip().splitlines()[-1])
+        found: dict[str, dict[str, float]] = run_ranks(
+            "slipstream.bench.negative_ranks", [asked], world=WORLD, seconds_allowed=CHILD_SECONDS
+        )
+        return found
 
 
 if __name__ == "__main__":

@@ -10,17 +10,14 @@ memory, where nothing can be hidden and the schedule must cost nothing; there `n
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.harness import Row, finish, median, note
+from slipstream.bench.local_ranks import run_ranks
 from slipstream.bench.pipeline_clusters import cluster_rows
 from slipstream.bench.pipeline_link import Namespaces, can_make_namespaces, two_namespaces
 from slipstream.bench.pipeline_rank import PEER, WORLD, Setting
@@ -49,32 +46,11 @@ SWEEP = {
 
 
 def launch(setting: Setting, wanted: str, link: Namespaces | None) -> dict[str, Any]:
-    """Start the ranks, wait for them within the time allowed, never leave one behind."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    """What the ranks of the benchmark found, each at its end of the link."""
     with tempfile.TemporaryDirectory(prefix="slipstream-pipeline-") as scratch:
         told = [scratch, json.dumps(asdict(setting)), wanted]
-        children = []
-        for rank in range(WORLD):
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
-            environment |= link.environment(rank) if link is not None else {}
-            command = [*(link.command(rank) if link is not None else []), sys.executable, "-m", "slipstream.bench.pipeline_rank"]
-            children.append(
-                subprocess.Popen(
-                    [*command, str(rank), *told], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
-        deadline = time.monotonic() + setting.seconds_allowed
-        try:
-            spoken = [child.communicate(timeout=max(1.0, deadline - time.monotonic())) for child in children]
-        finally:
-            for child in children:
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
-    for number, (child, (_, complaint)) in enumerate(zip(children, spoken, strict=True)):
-        if child.returncode != 0:
-            raise RuntimeError(f"rank {number} of the pipeline benchmark failed: {complaint.strip()[-3000:]}")
-    return json.loads(spoken[0][0].strip().splitlines()[-1])
+        places: dict[str, Any] = {} if link is None else {"prefix": link.command, "environment": link.environment}
+        return run_ranks("slipstream.bench.pipeline_rank", told, world=WORLD, seconds_allowed=setting.seconds_allowed, **places)
 
 
 def medians(samples: list[dict[str, float]]) -> dict[str, float]:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from slipstream.interrupts import terminated_as_interrupted
 from slipstream.pipeline.peers import Peers
 
 
@@ -83,7 +83,7 @@ def two_namespaces() -> Iterator[Namespaces]:
     """Namespaces that are gone afterwards, whatever happens; those of a benchmark that was killed go first."""
     _sweep()
     link = Namespaces()
-    with _terminated_politely():
+    with terminated_as_interrupted():
         try:
             link.build()
             yield link
@@ -97,23 +97,6 @@ def _sweep() -> None:
     for name, process in re.findall(r"^(slip(\d+)n[01])\b", listed, re.MULTILINE):
         if not Path("/proc", process).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
-
-
-@contextlib.contextmanager
-def _terminated_politely() -> Iterator[None]:
-    """Let SIGTERM end this process as an exception does, so that what was built is removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class EmulatedLink:

@@ -32,6 +32,7 @@ from slipstream.bench.serving_plot import draw
 from slipstream.bench.serving_search import Bench, Setting, length_of_time
 from slipstream.bench.serving_trace import Session
 from slipstream.bench.serving_worker import Fleet
+from slipstream.interrupts import terminated_as_interrupted
 
 MODEL: dict[str, Any] = {"kind": "hstu", "dim": 64, "blocks": 2, "heads": 2, "max_len": 6144, "time_buckets": 64}
 NUM_ITEMS, FIRST_ID, CANDIDATES = 5_000, 1 << 40, 100
@@ -119,7 +120,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         f"{setting.loadgen_requests}); {name}: {len(sessions):,} sessions of {pages:.1f} pages"
     )
     console.print("hits are device/host/joined/extended/inline", style="dim")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, terminated_as_interrupted():
         bundle = Path(folder) / "bundle"
         random_bundle(bundle, MODEL, num_items=NUM_ITEMS, first_id=FIRST_ID)
         try:

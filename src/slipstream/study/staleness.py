@@ -10,9 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, write_json
+from slipstream.interrupts import terminated_as_interrupted
 from slipstream.study.cases import QUICK, Case, named_cases, open_store
 from slipstream.study.crew import work_off
 from slipstream.study.plan import RESULTS, plan
@@ -55,7 +54,7 @@ def run_study(
     numbers = list(range(1, seeds + 1))
     runs = plan(cases, {name: store.digest for name, store in stores.items()}, numbers, chosen)
     if not report_only:
-        with _sole_study(out), _scratch(out) as scratch, _terminated_as_interrupted():
+        with _sole_study(out), _scratch(out) as scratch, terminated_as_interrupted():
             names = [case.name for case in cases]
             session = Session(
                 names, numbers, None if chosen is None else list(chosen), str(data), str(out), str(scratch), os.getpid()
@@ -84,23 +83,6 @@ def write_report(summary: dict[str, Any], out: Path) -> None:
         path.write_text(markdown(summary), encoding="utf-8")
     draw_differences(summary, out / "differences.png")
     draw_collisions(summary, out / "collisions.png")
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends a study as Ctrl-C does: workers first."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
