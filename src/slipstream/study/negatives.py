@@ -1,24 +1,21 @@
 """What each way of choosing negatives is worth: the same model, batches and seeds, HR@10 and NDCG@10 beside what a step costs.
 
-    python -m slipstream.study.negatives --data data/ml-1m --out runs/negatives
-
 Every run trains a fixed number of epochs and is judged once, at the end, on the test behaviours: nothing is chosen, so no choice
 adds noise. Each run leaves one JSON file named by everything that decides its numbers; the same command goes on where it stopped.
 """
 
-import argparse
 import hashlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.files import atomic_file, read_json, write_json
 from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.evaluation import evaluate
@@ -27,6 +24,8 @@ from slipstream.training.loop import total_steps, train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 
+Say = Callable[[int, int], None]  # steps done, of how many
+Progress = Callable[[str, int, int], None]  # the same with the name of the run
 BASELINE = "128 own"
 OPTIONS: dict[str, dict[str, Any]] = {
     BASELINE: {"negatives": 128},
@@ -58,7 +57,7 @@ def recipe_of(option: str, seed: int, epochs: int | None = None) -> Recipe:
     return Recipe.model_validate({**_SETTINGS, "name": option, "seed": seed, "loss": OPTIONS[option], "train": train})
 
 
-def one_run(recipe: Recipe, store: SequenceStore) -> dict[str, float]:
+def one_run(recipe: Recipe, store: SequenceStore, say: Say) -> dict[str, float]:
     """Train to the end, judge once; the costs are medians over the steps."""
     recommender = Recommender.build(recipe, store)
     optimizer = make_adamw(recommender.model, recipe.optimizer)
@@ -69,6 +68,7 @@ def one_run(recipe: Recipe, store: SequenceStore) -> dict[str, float]:
         begin = time.process_time()
         train_step(recommender, optimizer, batch, step, steps)
         seconds.append(time.process_time() - begin)
+        say(step + 1, steps)
         if step < 20:
             negatives.append(float(only_negatives(recommender, batch, step)))
     figures = evaluate(recommender, store, recipe, "test")
@@ -85,25 +85,47 @@ def only_negatives(recommender: Recommender, batch: Any, step: int) -> int:
 
 
 def run_study(
-    store_directory: Path, out: Path, *, seeds: Sequence[int] = (1, 2, 3), options: Sequence[str] = (), epochs: int | None = None
+    store: SequenceStore,
+    out: Path,
+    *,
+    seeds: Sequence[int] = (1, 2, 3),
+    options: Sequence[str] = (),
+    epochs: int | None = None,
+    progress: Progress | None = None,
 ) -> str:
-    """Do what is not done yet, seed by seed; returns the table (also in `out`/negatives.md)."""
-    store, console = SequenceStore.open(store_directory), Console(stderr=True, highlight=False)
+    """Do what is not done yet, seed by seed, on one thread; returns the table (also in `out`/negatives.md)."""
+    for option in options:
+        if option not in OPTIONS:
+            raise SlipstreamError(f"unknown option '{option}' of the study{did_you_mean(option, OPTIONS)}")
     out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in (options or OPTIONS)}
-    for seed in seeds:
-        for place, option in enumerate(found):
-            recipe = recipe_of(option, seed, epochs)
-            content = f"{trained_digest(recipe)} {recipe.train.epochs} {store.digest}"
-            path = out / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
-            if not path.exists():
-                console.print(f"seed {seed}, option {place + 1} of {len(found)}: {option} …", style="dim")
-                write_json(path, {"option": option, "seed": seed, **one_run(recipe, store)})
-            found[option].append(read_json(path))
+    chosen = [name for name in OPTIONS if not options or name in options]
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for seed in seeds:
+            for option in chosen:
+                found[option].append(_kept_run(recipe_of(option, seed, epochs), store, out, progress))
+    finally:
+        torch.set_num_threads(threads)
     table = as_table(found)
     with atomic_file(out / "negatives.md") as path:
         path.write_text(table, encoding="utf-8")
     return table
+
+
+def _kept_run(recipe: Recipe, store: SequenceStore, out: Path, progress: Progress | None) -> dict[str, float]:
+    """The result of a run, trained unless it lies there; the file's name says everything that decides its numbers."""
+    content = f"{trained_digest(recipe)} {recipe.train.epochs} {store.digest}"
+    path = out / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
+    if not path.exists():
+
+        def say(done: int, total: int) -> None:
+            if progress is not None:
+                progress(f"{recipe.name}, seed {recipe.seed}", done, total)
+
+        write_json(path, {"option": recipe.name, "seed": recipe.seed, **one_run(recipe, store, say)})
+    return read_json(path)
 
 
 def as_table(found: dict[str, list[dict[str, float]]]) -> str:
@@ -128,20 +150,3 @@ def as_table(found: dict[str, list[dict[str, float]]]) -> str:
 
 def _spread(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def main() -> None:
-    """The command line of the study."""
-    parser = argparse.ArgumentParser(description="Compare ways of choosing negatives over seeds; finished runs are kept.")
-    parser.add_argument("--data", type=Path, default=Path("data/ml-1m"), help="a prepared store")
-    parser.add_argument("--out", type=Path, default=Path("runs/negatives"), help="where results and the table go")
-    parser.add_argument("--seed", type=int, action="append", default=[], help="a seed; may be repeated (default 1, 2, 3)")
-    parser.add_argument("--epochs", type=int, default=None, help="another length than the study's own")
-    parser.add_argument("--option", action="append", choices=list(OPTIONS), default=[], help="only this one; may be repeated")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(run_study(asked.data, asked.out, seeds=asked.seed or (1, 2, 3), options=asked.option, epochs=asked.epochs))
-
-
-if __name__ == "__main__":
-    main()
