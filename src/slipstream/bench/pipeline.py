@@ -120,11 +120,11 @@ def free_step(base: Setting, link: Namespaces | None, link_rate: float | None = 
     return medians(launch(setting, "time", link)["variants"]["synchronous 1"])
 
 
-def check(base: Setting, link: Namespaces | None) -> dict[str, Any]:
-    """Differences from the synchronous schedule, and the keys of the batches."""
+def check(base: Setting, link: Namespaces | None, wanted: str) -> dict[str, Any]:
+    """Differences from the synchronous schedule, the keys of the batches, and whatever else is wanted, with nothing slowed down."""
     if link is not None:
         link.set_rate(None)
-    return launch(replace(base, variants=EXACT), "check inflation", link)
+    return launch(replace(base, variants=EXACT), wanted, link)
 
 
 def has_torchrec() -> bool:
@@ -134,9 +134,11 @@ def has_torchrec() -> bool:
 def sweep(base: Setting, link: Namespaces | None, quick: bool) -> tuple[list[Row], dict[str, float]]:
     """Every setting with a slow link and a paced disk."""
     note("what a step takes when nothing is slow, and whether all schedules arrive at the same weights")
-    checked = check(base, link)
-    free = {"disk": free_step(replace(base, repeats=2), link)}
-    free["memory"] = free["disk"] if quick else free_step(replace(base, tier="memory", repeats=2), link)
+    checked = check(base, link, "check inflation time" if quick else "check inflation")
+    if quick:
+        free = dict.fromkeys(("disk", "memory"), medians(checked["variants"]["synchronous 1"]))
+    else:
+        free = {tier: free_step(replace(base, tier=tier, repeats=2), link) for tier in ("disk", "memory")}
     rows: list[Row] = []
     for title, point in SWEEP.items():
         if quick and title not in (PAPER, TURBO):

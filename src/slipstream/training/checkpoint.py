@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,9 @@ from slipstream.training.config import network_digest
 from slipstream.training.optimizers import load_optimizer_tensors, optimizer_tensors
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
-from slipstream.training.sharded_checkpoint import ShardedReader, is_sharded, save_sharded
+
+if TYPE_CHECKING:
+    from slipstream.training.sharded_checkpoint import ShardedReader
 
 FORMAT = 1
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -112,6 +114,8 @@ def _write_shards(directory: Path, dense: dict[str, torch.Tensor], tables: Table
     for name, table in whole.items():
         dense |= {f"whole/{name}/{key}": value for key, value in table.state_dict().items()}
     sharded = {name: table for name, table in tables.tables.items() if name not in whole}
+    from slipstream.training.sharded_checkpoint import save_sharded  # torch.distributed.checkpoint takes seconds to load
+
     save_sharded(directory, dense if ranks.first else {}, sharded, ranks)
 
 
@@ -161,11 +165,23 @@ def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> 
 
 def read_dense(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """The tensors of either kind of checkpoint whose names begin with one of `prefixes`."""
-    return ShardedReader(path).dense(prefixes) if is_sharded(path) else read_tensors(path / TENSORS, prefixes)
+    return _sharded(path).dense(prefixes) if is_sharded(path) else read_tensors(path / TENSORS, prefixes)
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a checkpoint was written rank by rank."""
+    return (path / "metadata.json").exists()
+
+
+def _sharded(path: Path) -> "ShardedReader":
+    """The reader of such a checkpoint, loaded only where there is one."""
+    from slipstream.training.sharded_checkpoint import ShardedReader
+
+    return ShardedReader(path)
 
 
 def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
-    reader = ShardedReader(path)
+    reader = _sharded(path)
     for name, table in tables.tables.items():
         if table.rule.moves_untouched_rows:
             table.load_state_dict(_part(reader.dense((f"whole/{name}/",)), f"whole/{name}/"))

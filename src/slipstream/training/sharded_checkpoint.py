@@ -252,8 +252,3 @@ def _first_reason(error: BaseException) -> str:
         failure = next(iter(error.failures.values()))
         return str(failure[0] if isinstance(failure, tuple) else failure).splitlines()[0]
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def is_sharded(path: Path) -> bool:
-    """Whether a checkpoint was written rank by rank."""
-    return (path / "metadata.json").exists()
