@@ -33,6 +33,7 @@ def draw_differences(summary: dict[str, Any], target: Path) -> Path:
         axes.set_yticks(range(len(rows)), [row["variant"] for row in rows], fontsize=8)
         axes.invert_yaxis()
         axes.set(title=case["case"], xlabel=f"difference of {name} to synchronous")
+        axes.locator_params(axis="x", nbins=5)
         axes.grid(axis="x", alpha=0.2)
     return _save(figure, target)
 

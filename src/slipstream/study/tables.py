@@ -57,8 +57,8 @@ def difference_cells(found: dict[str, Any] | None) -> list[str]:
     text = f"{found['mean']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]"
     if "holm_p" not in found:
         return [text, f"({found['t_p']:.2f})"]
-    mark = f"**{found['holm_p']:.3f}**" if found["holm_p"] < 0.05 else f"{found['holm_p']:.2f}"
-    return [text, mark]
+    p = found["holm_p"]
+    return [text, "**< 0.001**" if p < 0.001 else f"**{p:.3f}**" if p < 0.05 else f"{p:.2f}"]
 
 
 def overview(summary: dict[str, Any]) -> str:
