@@ -112,7 +112,7 @@ class Bench:
                 search.note(await self.holds(variant, rate, whole(search.middle)))
         return {variant: whole(search.best) for variant, search in searches.items()}
 
-    async def judged_rate(self, variant: str, rate: float, steps: int = 5, step: float = 0.85) -> float:
+    async def judged_rate(self, variant: str, rate: float, steps: int = 4, step: float = 0.85) -> float:
         """The rate, or the next smaller one by `step`, that LoadGen calls VALID; 0 where it calls none so."""
         for _ in range(steps if rate else 0):
             if (await self.run(variant, rate, loadgen=True)).verdict == "VALID":
