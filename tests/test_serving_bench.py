@@ -6,7 +6,7 @@ import numpy as np
 
 from slipstream.bench.serving_bundle import random_bundle
 from slipstream.bench.serving_load import Cascade, Outcome, loadgen_at_hand, loadgen_server, open_loop
-from slipstream.bench.serving_plot import draw
+from slipstream.bench.serving_plot import best_of, draw, fixed_rate
 from slipstream.bench.serving_search import Bisection
 from slipstream.bench.serving_trace import PAGE, Histories, Request, Session, poisson, replay, sessions_of, synthetic_sessions
 from slipstream.bench.serving_worker import Fleet
@@ -114,8 +114,16 @@ def test_a_small_run_against_two_processes(tmp_path):
 
 def test_the_curves_are_drawn(tmp_path):
     rows = [
-        {"variant": v, "rate": r, "length": n, "p99_ms": p}
-        for v, r, n, p in [("relay", 5.0, 100, 20.0), ("without", 5.0, 100, float("inf")), ("relay", 5.0, 200, 30.0)]
+        {"variant": v, "rate": r, "length": n, "p99_ms": p, "load": load}
+        for v, r, n, p, load in [
+            ("relay", 5.0, 100, 20.0, "own"),
+            ("relay", 9.0, 100, 90.0, "own"),
+            ("relay", 9.0, 100, 60.0, "own"),
+            ("relay", 9.0, 100, 61.0, "LoadGen"),
+            ("without", 5.0, 100, float("inf"), "own"),
+            ("relay", 5.0, 200, 30.0, "own"),
+        ]
     ]
+    assert fixed_rate(rows) == 5.0 and best_of([(9.0, 90.0), (5.0, 20.0), (9.0, 60.0)]) == [(5.0, 20.0), (9.0, 60.0)]
     draw(rows, tmp_path / "curves.png", 0.08)
     assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
