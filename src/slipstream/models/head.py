@@ -8,7 +8,8 @@ from torch import nn
 from slipstream.models.backbone import KV, Backbone
 from slipstream.models.config import ModelConfig
 from slipstream.models.fuxi import FuXiLayer
-from slipstream.models.hstu import EPS, HSTULayer
+from slipstream.models.gated_attention import EPS
+from slipstream.models.hstu import HSTULayer
 from slipstream.models.inputs import ModelInput
 from slipstream.models.sasrec import SASRecLayer
 from slipstream.models.stream import Stream, lay_out, token_rows

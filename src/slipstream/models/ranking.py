@@ -13,8 +13,8 @@ from torch import nn
 
 from slipstream.models.backbone import KV
 from slipstream.models.config import ModelConfig
+from slipstream.models.gated_attention import EPS, WEIGHT_STD
 from slipstream.models.head import SequenceModel
-from slipstream.models.hstu import EPS, WEIGHT_STD
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.neighbours import layer_norm
 

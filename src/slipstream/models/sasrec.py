@@ -10,7 +10,7 @@ from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.config import ModelConfig
-from slipstream.models.hstu import EPS
+from slipstream.models.gated_attention import EPS
 from slipstream.ops.neighbours import dropout
 from slipstream.ops.softmax_attention import softmax_attention
 

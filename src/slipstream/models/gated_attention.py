@@ -1,0 +1,67 @@
+"""What HSTU's and FuXi's layers share: [u, v, q, k] = SiLU(norm(x) W) and attention with relative bias over past and new tokens."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from slipstream.models.backbone import KV, Layer, View, joined_heads
+from slipstream.models.config import ModelConfig
+from slipstream.models.relative import RelativeTables
+from slipstream.ops.neighbours import linear_silu
+
+EPS = 1e-6
+WEIGHT_STD = 0.02
+
+
+class GatedAttention(Layer):
+    """A layer whose gate `u` is `gates` values wide and whose attention is `operator`."""
+
+    operator: ClassVar[Callable[..., torch.Tensor]]
+    gates: ClassVar[int]
+
+    def __init__(self, config: ModelConfig, index: int, capacity: int, divisor: float) -> None:
+        super().__init__()
+        self.config, self.index, self.divisor = config, index, divisor
+        value_width, key_width = config.heads * config.dv, config.heads * config.dqk
+        self.widths = [self.gates * value_width, value_width, key_width, key_width]
+        self.uvqk_FD = nn.Parameter(torch.empty(sum(self.widths), config.dim).normal_(std=WEIGHT_STD))
+        self.output = nn.Linear(self.gates * value_width, config.dim)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+        self.relative = RelativeTables(config, capacity)
+
+    @abstractmethod
+    def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """The tokens as the projection reads them."""
+
+    def attend(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The gate, what attention read (heads and channels side by side), and the keys and values it read."""
+        normed_TD = self.norm(x_TD)
+        # Cutting the weight, not the product, leaves every part in one piece for attention.
+        u_TF, v_TF, q_TF, k_TF = (linear_silu(normed_TD, part_FD) for part_FD in self.uvqk_FD.split(self.widths))
+        k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
+        timestamps_T, k_timestamps_S = self.relative.times(view)
+        attended = type(self).operator(
+            q_TF.unflatten(1, (self.config.heads, -1)),
+            k_SHK,
+            v_SHV,
+            view.q_offsets_B1,
+            view.k_offsets_B1,
+            divisor=self.divisor,
+            scale=self.config.scale or 1.0,
+            bias=self.relative.bias(),
+            timestamps_T=timestamps_T,
+            k_timestamps_S=k_timestamps_S,
+            num_candidates_B=view.num_candidates_B,
+        )
+        return u_TF, attended.flatten(1), k_SHK, v_SHV
+
+    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+        _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
+        normed_TD = self.norm(x_TD)
+        return joined_heads(linear_silu(normed_TD, k_FD), linear_silu(normed_TD, v_FD), self.config.heads, view, past)
