@@ -7,8 +7,6 @@ import torch
 
 from slipstream.bench import negative_ranks, negative_steps, negatives
 from slipstream.bench.step_samples import batch_of
-from slipstream.study import negatives as study
-from training_fixtures import small_store
 
 LENGTHS, ITEMS = [24, 10, 17], 400
 
@@ -65,27 +63,3 @@ def test_the_whole_command_writes_its_claims(tmp_path, monkeypatch):
     assert any(row["variant"] == "ml-1m: 128 own, k=4" and row["extra_lookups"] == 0 for row in written["rows"])
     fewer = next(row for row in written["rows"] if row["variant"] == "ml-1m: 128 per step")
     assert fewer["extra_lookups"] < 0  # the count can move
-
-
-def test_the_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    store = small_store(tmp_path / "store", users=20, items=30)
-    monkeypatch.setitem(study._SETTINGS, "model", {**study._SETTINGS["model"], "dim": 8, "blocks": 1, "max_len": 8})
-    monkeypatch.setitem(study._SETTINGS, "sampler", {"max_len": 8, "batch_size": 8})
-    chosen = [study.BASELINE, "32 own, k = 4", "128 own, mixed"]
-    asked = {"seeds": (1, 2), "options": chosen, "epochs": 1}
-    table = study.run_study(store.directory, tmp_path / "out", **asked)
-    runs = sorted((tmp_path / "out").glob("*.json"))
-    assert len(runs) == 6 and all(f"| {option} |" in table for option in chosen)
-    runs[0].unlink()
-    trained = []
-    original = study.one_run
-    monkeypatch.setattr(study, "one_run", lambda *arguments: trained.append(1) or original(*arguments))
-    again = study.run_study(store.directory, tmp_path / "out", **asked)
-    assert len(trained) == 1 and [line.split("|")[2] for line in again.splitlines()] == [
-        line.split("|")[2] for line in table.splitlines()
-    ]
-
-
-def test_every_option_of_the_study_is_a_recipe():
-    for option in study.OPTIONS:
-        assert study.recipe_of(option, 1).loss.negatives >= 32

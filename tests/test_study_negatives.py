@@ -36,10 +36,13 @@ def test_finished_runs_are_kept_and_another_seed_is_not_one(store, tmp_path, mon
     honest = negatives.one_run
     monkeypatch.setattr(negatives, "one_run", lambda recipe, *rest: trained.append(recipe.seed) or honest(recipe, *rest))
     assert run_study(store, tmp_path, seeds=[1], **asked) == first and trained == []
-    run_study(store, tmp_path, seeds=[1, 2], **asked)
+    figures = [row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **asked).splitlines()]
     assert trained == [2, 2]
     run_study(store, tmp_path, seeds=[1], options=[BASELINE], epochs=2)
     assert trained == [2, 2, 1]
+    next(path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["seed"] == 2).unlink()  # lost: trained again
+    assert [row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **asked).splitlines()] == figures
+    assert trained == [2, 2, 1, 2]
 
 
 def test_differences_are_paired_by_seed():
@@ -59,3 +62,8 @@ def test_an_unknown_option_is_named(store, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     assert run_command(["study", "negatives", "--help"]) == 0
     assert "goes on" in capsys.readouterr().out
+
+
+def test_every_option_is_a_recipe():
+    for option in OPTIONS:
+        assert negatives.recipe_of(option, 1).loss.negatives >= 32
