@@ -28,7 +28,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/python -m pytest -n 3 --dist worksteal  # three for two cores: many tests wait for processes they started
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all
