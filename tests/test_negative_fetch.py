@@ -9,6 +9,7 @@ from ranks_fixtures import run_ranks
 from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
 from slipstream.ops import grouped_losses_native, grouped_losses_reference
+from slipstream.ops.grouped_losses import GroupedQuestion
 from slipstream.ops.token_groups import Groups
 from slipstream.training import negative_fetch
 from slipstream.training.loop import train_step
@@ -129,7 +130,7 @@ def test_plain_and_compiled_pieces_agree():
     negatives, same = torch.randint(50, (8, 9), generator=draw), torch.randint(-1, 50, (8,), generator=draw)
     gradients = []
     for serve in (grouped_losses_native, grouped_losses_reference):
-        loss, scored = serve.score(hidden, targets, same, rows, negatives, groups, 0.5, None, None)
+        loss, scored = serve.score(GroupedQuestion(hidden, targets, same, rows, negatives, groups, 0.5))
         order, starts = serve.deal(negatives, 50, 6)
         out = torch.zeros(50, 20)
         for first in (0, 2, 4):

@@ -6,6 +6,7 @@ Operands were checked by `slipstream.ops.grouped_losses`.
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from slipstream.ops.grouped_question import GroupedQuestion
 from slipstream.ops.kernel_call import kernel
 from slipstream.ops.rows_native import check_count
 from slipstream.ops.token_groups import Groups, Scored, weight_places
@@ -26,23 +27,16 @@ def block_of(groups: Groups) -> int:
 
 
 def score(
-    hidden_TD: torch.Tensor,
-    targets_TD: torch.Tensor,
-    same_T: torch.Tensor,
-    rows_UD: torch.Tensor,
-    negatives_XR: torch.Tensor,
-    groups: Groups,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_XR: torch.Tensor | None,
+    question: GroupedQuestion,
     *,
     wanted: bool = True,
     block: int | None = None,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Scored]:
     """loss_T and, where gradients are wanted, what they need; `weights` is where to put them (default: new memory)."""
-    hidden_TD, targets_TD, rows_UD = hidden_TD.contiguous(), targets_TD.contiguous(), rows_UD.contiguous()
-    same_T, negatives_XR = same_T.contiguous(), negatives_XR.contiguous()
+    q, groups = question, question.groups
+    hidden_TD, targets_TD, rows_UD = q.hidden_TD.contiguous(), q.targets_TD.contiguous(), q.rows_UD.contiguous()
+    same_T, negatives_XR = q.same_T.contiguous(), q.negatives_XR.contiguous()
     (tokens, width), per_set = hidden_TD.shape, negatives_XR.shape[1]
     block = block or block_of(groups)
     places_G1 = weight_places(groups, per_set, block)
@@ -52,8 +46,8 @@ def score(
     unit_TD = hidden_TD.new_empty(tokens if wanted else 0, width)
     kernel("ss_grouped_softmax", "pppppnnppnnfppiippppp")(
         hidden_TD, targets_TD, same_T, rows_UD, negatives_XR, width, rows_UD.shape[0], groups.offsets_G1.contiguous(),
-        groups.set_offsets_G1.contiguous(), groups.count, per_set, 1.0 / temperature, _contiguous(target_log_q_T),
-        _contiguous(negative_log_q_XR), wanted, block, places_G1, loss_T, weights, target_weights_T, unit_TD,
+        groups.set_offsets_G1.contiguous(), groups.count, per_set, 1.0 / q.temperature, _contiguous(q.target_log_q_T),
+        _contiguous(q.negative_log_q_XR), wanted, block, places_G1, loss_T, weights, target_weights_T, unit_TD,
     )  # fmt: skip
     return loss_T, Scored(groups, per_set, block, places_G1, weights, target_weights_T, unit_TD)
 
@@ -119,31 +113,11 @@ class _GroupedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        hidden_TD: torch.Tensor,
-        targets_TD: torch.Tensor,
-        rows_UD: torch.Tensor,
-        same_T: torch.Tensor,
-        negatives_XR: torch.Tensor,
-        groups: Groups,
-        temperature: float,
-        target_log_q_T: torch.Tensor | None,
-        negative_log_q_XR: torch.Tensor | None,
+        ctx: FunctionCtx, hidden_TD: torch.Tensor, targets_TD: torch.Tensor, rows_UD: torch.Tensor, question: GroupedQuestion
     ) -> torch.Tensor:
         wanted = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
-        negatives_XR = negatives_XR.contiguous()
-        loss_T, scored = score(
-            hidden_TD,
-            targets_TD,
-            same_T,
-            rows_UD,
-            negatives_XR,
-            groups,
-            temperature,
-            target_log_q_T,
-            negative_log_q_XR,
-            wanted=wanted,
-        )
+        negatives_XR = question.negatives_XR.contiguous()
+        loss_T, scored = score(question, wanted=wanted)
         if wanted:
             ctx.save_for_backward(hidden_TD, negatives_XR)
             ctx.scored, ctx.num_rows = scored, rows_UD.shape[0]  # type: ignore[attr-defined]
@@ -161,21 +135,9 @@ class _GroupedSoftmax(torch.autograd.Function):
         grad_targets_TD = source_TD * scored.target_weights_T.unsqueeze(1) if needs_targets else None
         num_rows = ctx.num_rows  # type: ignore[attr-defined]
         grad_rows_UD = negative_gradient(source_TD, scored, negatives_XR, num_rows) if needs_rows else None
-        return grad_hidden_TD, grad_targets_TD, grad_rows_UD, None, None, None, None, None, None
+        return grad_hidden_TD, grad_targets_TD, grad_rows_UD, None
 
 
-def grouped_softmax_loss(
-    hidden_TD: torch.Tensor,
-    targets_TD: torch.Tensor,
-    same_T: torch.Tensor,
-    rows_UD: torch.Tensor,
-    negatives_XR: torch.Tensor,
-    groups: Groups,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_XR: torch.Tensor | None,
-) -> torch.Tensor:
+def grouped_softmax_loss(question: GroupedQuestion) -> torch.Tensor:
     """Each token against all negatives of its group."""
-    return _GroupedSoftmax.apply(
-        hidden_TD, targets_TD, rows_UD, same_T, negatives_XR, groups, temperature, target_log_q_T, negative_log_q_XR
-    )
+    return _GroupedSoftmax.apply(question.hidden_TD, question.targets_TD, question.rows_UD, question)

@@ -6,22 +6,18 @@ segments: weights first, the rows' gradient later.
 
 import torch
 
+from slipstream.ops.grouped_question import GroupedQuestion
 from slipstream.ops.losses_reference import VALUES_PER_SLICE, sliced, target_loss
 from slipstream.ops.token_groups import Groups, Scored, weight_places
 
 
 def grouped_softmax_loss(
-    hidden_TD: torch.Tensor,
-    targets_TD: torch.Tensor,
-    same_T: torch.Tensor,
-    rows_UD: torch.Tensor,
-    negatives_XR: torch.Tensor,
-    groups: Groups,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_XR: torch.Tensor | None,
+    question: GroupedQuestion,
 ) -> torch.Tensor:
     """Each token against all negatives of its group."""
+    hidden_TD, targets_TD, same_T, rows_UD = question.hidden_TD, question.targets_TD, question.same_T, question.rows_UD
+    negatives_XR, groups, temperature = question.negatives_XR, question.groups, question.temperature
+    target_log_q_T, negative_log_q_XR = question.target_log_q_T, question.negative_log_q_XR
     per_set = negatives_XR.shape[1]
     most = int(groups.set_offsets_G1.diff().max()) * per_set if groups.count else 0
     columns_N = torch.arange(most, device=hidden_TD.device)
@@ -53,15 +49,7 @@ def block_of(groups: Groups) -> int:
 
 
 def score(
-    hidden_TD: torch.Tensor,
-    targets_TD: torch.Tensor,
-    same_T: torch.Tensor,
-    rows_UD: torch.Tensor,
-    negatives_XR: torch.Tensor,
-    groups: Groups,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_XR: torch.Tensor | None,
+    question: GroupedQuestion,
     *,
     block: int = 1,
     weights: torch.Tensor | None = None,
@@ -69,6 +57,9 @@ def score(
     """loss_T and what the gradients need; `weights` is where to put them."""
     if block != 1:
         raise ValueError(f"the plain score keeps every token's weights on their own, not blocks of {block}")
+    hidden_TD, targets_TD, same_T, rows_UD = question.hidden_TD, question.targets_TD, question.same_T, question.rows_UD
+    negatives_XR, groups, temperature = question.negatives_XR, question.groups, question.temperature
+    target_log_q_T, negative_log_q_XR = question.target_log_q_T, question.negative_log_q_XR
     per_set = negatives_XR.shape[1]
     places_G1 = weight_places(groups, per_set, 1)
     weights = hidden_TD.new_empty(int(places_G1[-1])) if weights is None else weights

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.grouped_losses import pieces
+from slipstream.ops.grouped_losses import GroupedQuestion, pieces
 from slipstream.ops.rows import unique_keys
 from slipstream.ops.token_groups import Groups, Scored, weight_places
 from slipstream.tables.collection import TableCollection, add
@@ -175,7 +175,7 @@ class SegmentedStep:
                 continue
             first, last = ranges[place]
             tokens = slice(*groups.offsets_G1[[first, last]].tolist())
-            loss_S[tokens], part = serve.score(
+            question = GroupedQuestion(
                 hidden_SD[tokens],
                 targets_SD[tokens],
                 _places_of(target_keys_S[tokens], segment.keys_U),
@@ -185,11 +185,10 @@ class SegmentedStep:
                 temperature,
                 None if target_log_q_S is None else target_log_q_S[tokens],
                 None if log_q_N is None else log_q_N[keys[place]],
-                block=block,
-                weights=weights[places_G1[first] : places_G1[last]],
             )
+            loss_S[tokens], part = serve.score(question, block=block, weights=weights[places_G1[first] : places_G1[last]])
             target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
-            del segment, part
+            del segment, question, part
         self.scored = Scored(groups, per_set, block, places_G1, weights, target_weights_S, unit_SD)
         return loss_S
 
