@@ -23,8 +23,8 @@ demo: $(STAMP)
 	$(BIN)/slipstream demo
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests setup.py
-	$(BIN)/ruff format --check src tests setup.py
+	$(BIN)/ruff check src tests benchmarks setup.py
+	$(BIN)/ruff format --check src tests benchmarks setup.py
 	$(BIN)/mypy
 
 test: check

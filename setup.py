@@ -21,7 +21,15 @@ COMMON = [
 LEVELS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     LEVELS["avx2"] = ["-mavx2", "-mfma", "-mbmi2", "-mf16c"]
-    LEVELS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mbmi2", "-mf16c"]
+    LEVELS["avx512"] = [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mfma",
+        "-mbmi2",
+        "-mf16c",
+    ]
 
 setup(
     ext_modules=[

@@ -1,4 +1,6 @@
-"""SIGTERM ends what is inside as Ctrl-C does, once, and leaves the process's own handling as it was."""
+"""SIGTERM ends what is inside as Ctrl-C does, once, and leaves the process's own handling as it
+was.
+"""
 
 import os
 import signal

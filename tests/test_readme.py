@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import run_command
+from slipstream.cli.app import run_command
 from slipstream.config import recipe_path
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-COMMANDS = [shlex.split(line.split("#")[0])[1:] for line in re.findall(r"^    (slipstream .*)$", TEXT, re.M)]
+COMMANDS = [
+    shlex.split(line.split("#")[0])[1:] for line in re.findall(r"^    (slipstream .*)$", TEXT, re.M)
+]
 
 
 def test_the_readme_shows_commands():

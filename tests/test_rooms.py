@@ -6,7 +6,13 @@ from pathlib import Path
 import slipstream
 
 ROOT = Path(slipstream.__file__).parent
-HALL = {"errors", "files", "interrupts", "bundle", "__version__"}  # plain helpers every room may use
+HALL = {
+    "errors",
+    "files",
+    "interrupts",
+    "bundle",
+    "__version__",
+}  # plain helpers every room may use
 MAY_KNOW = {
     "data": set(),
     "ops": set(),
@@ -49,7 +55,9 @@ def test_no_room_knows_what_it_may_not():
 
 
 def test_the_check_can_fail():
-    assert violations("models", "def f():\n    from slipstream.training import loop\n") == {"training"}
+    assert violations("models", "def f():\n    from slipstream.training import loop\n") == {
+        "training"
+    }
     assert violations("data", "import slipstream.ops.native") == {"ops"}
 
 

@@ -1,4 +1,6 @@
-"""Slipstream trains and serves generative recommenders: the slow thing early, in the slipstream of the work before it."""
+"""Slipstream trains and serves generative recommenders: the slow thing early, in the slipstream of
+the work before it.
+"""
 
 import importlib
 from typing import Any
@@ -10,13 +12,23 @@ _OFFERED = {
     "prepare": "api",
     "train": "api",
     "Run": "api",
-    "Recipe": "training.config",
+    "Recipe": "training.recipe",
     "SequenceStore": "data.store",
-    "Behaviours": "serving.engine",
-    "Engine": "serving.engine",
+    "Behaviours": "serving.engine.items",
+    "Engine": "serving.engine.engine",
     "ops": "ops",
 }
-__all__ = ["Behaviours", "Engine", "Recipe", "Run", "SequenceStore", "__version__", "ops", "prepare", "train"]
+__all__ = [
+    "Behaviours",
+    "Engine",
+    "Recipe",
+    "Run",
+    "SequenceStore",
+    "__version__",
+    "ops",
+    "prepare",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""The Python face of the commands: `train` returns a `Run`, and a run can evaluate, recommend and export itself.
+"""The Python face of the commands: `train` returns a `Run`, and a run can evaluate, recommend and
+export itself.
 
 import slipstream as ss
 
@@ -20,9 +21,9 @@ from slipstream.data.prepare import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
-from slipstream.training.config import Recipe
 from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import export_recommender
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommend import Recommendation, recommend
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
@@ -55,15 +56,21 @@ class Run:
         return self._opened[2]
 
     def evaluate(
-        self, split: Literal["validation", "test"] = "test", *, protocol: Literal["full", "sampled", "no_request_time"] = "full"
+        self,
+        split: Literal["validation", "test"] = "test",
+        *,
+        protocol: Literal["full", "sampled", "no_request_time"] = "full",
     ) -> dict[str, float]:
         """Metrics on a held-out split, noted in run.json.
 
-        `sampled` is SASRec's old protocol, `no_request_time` hides the moment of the request: for comparing retrieval runs.
+        `sampled` is SASRec's old protocol, `no_request_time` hides the moment of the request: for
+        comparing retrieval runs.
         """
         recipe, store, recommender = self._opened
         if protocol != "full" and recipe.task != "retrieval":
-            raise SlipstreamError(f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it away")
+            raise SlipstreamError(
+                f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it away"
+            )
         judges: dict[str, Evaluate] = {
             "full": evaluate,
             "sampled": evaluate_sampled,
@@ -100,7 +107,9 @@ def prepare(
     progress: Progress | None = None,
     **choices: Any,
 ) -> SequenceStore:
-    """Prepare a known data set or a log of one's own into a sequence store; the choices are those of `data.prepare.Choices`."""
+    """Prepare a known data set or a log of one's own into a sequence store; the choices are those
+    of `data.prepare.Choices`.
+    """
     chosen = Choices(source=None if source is None else Path(source), **choices)
     return prepare_store(name, out, chosen, force=force, progress=progress)
 
@@ -110,7 +119,10 @@ def open_store(data: str | os.PathLike[str] | SequenceStore | None) -> SequenceS
     if isinstance(data, SequenceStore):
         return data
     if data is None:
-        raise SlipstreamError("the recipe names no data; add data=DIR with the directory made by `slipstream data prepare`")
+        raise SlipstreamError(
+            "the recipe names no data; add data=DIR with the directory made by `slipstream data "
+            "prepare`"
+        )
     return SequenceStore.open(Path(data))
 
 
@@ -122,16 +134,22 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a recipe (by path, by shipped name, or as an object) into `out` (default runs/<name>), resuming what is there.
+    """Train a recipe (by path, by shipped name, or as an object) into `out` (default runs/<name>),
+    resuming what is there.
 
     Settings change keys of the recipe: `max_steps=200`, or `model__dim=64` for a full path.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(Recipe, Path(recipe), overrides, **settings)
     elif overrides or settings:
-        raise SlipstreamError("overrides change a recipe file; change the Recipe object itself with model_copy instead")
+        raise SlipstreamError(
+            "overrides change a recipe file; change the Recipe object itself with model_copy "
+            "instead"
+        )
     store = open_store(data if data is not None else recipe.data)
-    result = train_run(recipe, store, Path(out) if out is not None else Path("runs") / recipe.name, quiet=quiet)
+    result = train_run(
+        recipe, store, Path(out) if out is not None else Path("runs") / recipe.name, quiet=quiet
+    )
     if is_first_rank():
         write_report(result.directory)
     return Run(result.directory)

@@ -1,7 +1,9 @@
 """A bundle: a trained recommender as plain files, the hand-over from training to serving.
 
-    bundle.json           format, recipe, sizes, figures; `version` is a digest of everything that decides a score
-    weights.safetensors   dense parameters (`model/…`), table rows (`tables/…`), item feature codes (`codes/…`)
+    bundle.json           format, recipe, sizes, figures; `version` is a digest of everything that
+                          decides a score
+    weights.safetensors   dense parameters (`model/…`), table rows (`tables/…`), item feature codes
+                          (`codes/…`)
     items.arrow           the vocabulary: original id and title of every item row
 
 Nothing in it is executable and nothing is pickled, so a bundle from elsewhere can be opened safely.
@@ -43,7 +45,11 @@ class Bundle:
 
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors below `prefix/`, without it."""
-        return {name.removeprefix(f"{prefix}/"): value for name, value in self.tensors.items() if name.startswith(f"{prefix}/")}
+        return {
+            name.removeprefix(f"{prefix}/"): value
+            for name, value in self.tensors.items()
+            if name.startswith(f"{prefix}/")
+        }
 
 
 def content_version(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
@@ -64,7 +70,9 @@ def write_bundle(
     items: Path,
     **figures: Any,
 ) -> str:
-    """Write a bundle whole; returns its version. `figures` (metrics, step) are told but do not count for the version."""
+    """Write a bundle whole; returns its version. `figures` (metrics, step) are told but do not
+    count for the version.
+    """
     decides = {
         "format": FORMAT,
         "recipe": {k: recipe[k] for k in ("task", "tasks", "model", "loss") if k in recipe},
@@ -72,10 +80,21 @@ def write_bundle(
     }
     version = content_version(decides, tensors)
     with atomic_directory(directory) as temporary:
-        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, temporary / WEIGHTS)
+        save_file(
+            {name: value.detach().contiguous() for name, value in tensors.items()},
+            temporary / WEIGHTS,
+        )
         shutil.copyfile(items, temporary / ITEMS)
-        description = {"format": FORMAT, "version": version, "sizes": sizes, **figures, "recipe": recipe}
-        (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        description = {
+            "format": FORMAT,
+            "version": version,
+            "sizes": sizes,
+            **figures,
+            "recipe": recipe,
+        }
+        (temporary / DESCRIPTION).write_text(
+            json.dumps(description, indent=2) + "\n", encoding="utf-8"
+        )
     return version
 
 
@@ -84,7 +103,8 @@ def read_bundle(directory: str | Path) -> Bundle:
     directory = Path(directory)
     if not (directory / DESCRIPTION).is_file():
         raise SlipstreamError(
-            f"{directory} is not a bundle (no {DESCRIPTION}); make one with `slipstream export RUN --out {directory}`"
+            f"{directory} is not a bundle (no {DESCRIPTION}); make one with `slipstream export "
+            f"RUN --out {directory}`"
         )
     description = read_json(directory / DESCRIPTION)
     if not isinstance(description, dict) or description.get("format") != FORMAT:
@@ -92,4 +112,6 @@ def read_bundle(directory: str | Path) -> Bundle:
     try:
         return Bundle(directory, description, load_file(directory / WEIGHTS))
     except (SafetensorError, OSError) as error:
-        raise SlipstreamError(f"the weights of bundle {directory} cannot be read ({error}); export it again") from error
+        raise SlipstreamError(
+            f"the weights of bundle {directory} cannot be read ({error}); export it again"
+        ) from error

@@ -1,7 +1,9 @@
-"""Recipes: YAML files plus `key=value` overrides, checked against typed models before anything runs.
+"""Recipes: YAML files plus `key=value` overrides, checked against typed models before anything
+runs.
 
-An override may name a key by its full path (`model.dim=64`), by its last part where that is unique (`max_steps=200`), or a section
-by its kind (`loss=full_softmax`). A wrong key stops with the nearest valid one.
+An override may name a key by its full path (`model.dim=64`), by its last part where that is unique
+(`max_steps=200`), or a section by its kind (`loss=full_softmax`). A wrong key stops with the
+nearest valid one.
 """
 
 from collections.abc import Sequence
@@ -23,20 +25,32 @@ def recipe_path(name: str | Path) -> Path:
     if path.is_file():
         return path
     shipped = {p.stem: p for p in RECIPES.glob("*.yaml")}
-    if path.suffix in ("", ".yaml") and path.stem in shipped and (len(path.parts) == 1 or path.parts[0] == "recipes"):
+    if (
+        path.suffix in ("", ".yaml")
+        and path.stem in shipped
+        and (len(path.parts) == 1 or path.parts[0] == "recipes")
+    ):
         return shipped[path.stem]
     raise SlipstreamError(f"there is no recipe '{name}'{did_you_mean(path.stem, shipped)}")
 
 
-def load_recipe(model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any) -> Model:
-    """The typed recipe `source` with `overrides` ("key=value" texts) and then `settings` (Python values) applied."""
+def load_recipe(
+    model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any
+) -> Model:
+    """The typed recipe `source` with `overrides` ("key=value" texts) and then `settings` (Python
+    values) applied.
+    """
     path = recipe_path(source)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SlipstreamError(f"recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise SlipstreamError(
+            f"recipe {path} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(values, dict):
-        raise SlipstreamError(f"recipe {path} must be a mapping of keys to values, not a {type(values).__name__}")
+        raise SlipstreamError(
+            f"recipe {path} must be a mapping of keys to values, not a {type(values).__name__}"
+        )
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
@@ -62,10 +76,14 @@ def check(model: type[Model], values: dict[str, Any], where: str) -> Model:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the recipe"
         if first["type"] == "extra_forbidden":
-            raise SlipstreamError(f"unknown key '{key}' in {where}{did_you_mean(key, _all_keys(model))}") from None
+            raise SlipstreamError(
+                f"unknown key '{key}' in {where}{did_you_mean(key, _all_keys(model))}"
+            ) from None
         given = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
         message = first["msg"].removeprefix("Value error, ")
-        raise SlipstreamError(f"{key} in {where}: {message[0].lower()}{message[1:]}{given}") from None
+        raise SlipstreamError(
+            f"{key} in {where}: {message[0].lower()}{message[1:]}{given}"
+        ) from None
 
 
 def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -94,7 +112,9 @@ def resolve_key(model: type[BaseModel], key: str, where: str) -> list[str]:
         matches = [key]
     if not matches:
         short = {full.rsplit(".", 1)[-1] for full in keys}
-        raise SlipstreamError(f"unknown key '{key}' in {where}{did_you_mean(key, set(keys) if '.' in key else short)}")
+        raise SlipstreamError(
+            f"unknown key '{key}' in {where}{did_you_mean(key, set(keys) if '.' in key else short)}"
+        )
     if len(matches) > 1:
         raise SlipstreamError(f"key '{key}' in {where} is ambiguous: write {' or '.join(matches)}")
     path = matches[0].split(".")
@@ -103,7 +123,9 @@ def resolve_key(model: type[BaseModel], key: str, where: str) -> list[str]:
 
 
 def _inside_free_mapping(model: type[BaseModel], key: str) -> bool:
-    """Whether the key's first part is a field that holds a free mapping (such as a ranking recipe's tasks)."""
+    """Whether the key's first part is a field that holds a free mapping (such as a ranking recipe's
+    tasks).
+    """
     head = key.split(".")[0]
     info = model.model_fields.get(head)
     return "." in key and info is not None and str(info.annotation).startswith("dict")

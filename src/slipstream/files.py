@@ -13,7 +13,9 @@ from slipstream.errors import SlipstreamError
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a directory entry to the disk, so that a rename after it survives a power cut."""
+    """Flush a file or a directory entry to the disk, so that a rename after it survives a power
+    cut.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -26,12 +28,16 @@ def _full_disk_is_an_error(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SlipstreamError(f"could not write {target}: {error.strerror or error}; nothing was left behind") from error
+        raise SlipstreamError(
+            f"could not write {target}: {error.strerror or error}; nothing was left behind"
+        ) from error
 
 
 @contextlib.contextmanager
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; it takes `target`'s place when the block ends, and vanishes when the block fails."""
+    """Yield a temporary path beside `target`; it takes `target`'s place when the block ends, and
+    vanishes when the block fails.
+    """
     target = Path(target)
     with _full_disk_is_an_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +56,9 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Like `atomic_file` for a directory. An existing `target` is replaced only once the new one is complete."""
+    """Like `atomic_file` for a directory. An existing `target` is replaced only once the new one is
+    complete.
+    """
     target = Path(target)
     with _full_disk_is_an_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)

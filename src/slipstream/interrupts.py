@@ -9,7 +9,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Only a main thread can be told; elsewhere nothing changes."""
+    """Inside, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Only a main thread can be told;
+    elsewhere nothing changes.
+    """
 
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the taking down

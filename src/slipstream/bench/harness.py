@@ -1,6 +1,8 @@
-"""What every benchmark shares: variants interleaved in one run, warm-up excluded, medians with their spread, one table, one JSON.
+"""What every benchmark shares: variants interleaved in one run, warm-up excluded, medians with
+their spread, one table, one JSON.
 
-Interleaving means that a slow second of the machine hits all variants alike, so ratios survive where absolute times do not.
+Interleaving means that a slow second of the machine hits all variants alike, so ratios survive
+where absolute times do not.
 """
 
 import datetime
@@ -28,7 +30,11 @@ def machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
-        names = [line.split(":", 1)[1].strip() for line in information.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in information.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         model = names[0] if names else model
     return {
         "processor": model,
@@ -40,8 +46,12 @@ def machine() -> dict[str, Any]:
     }
 
 
-def interleave(variants: Mapping[str, Callable[[], object]], *, repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of every repeat of every variant, taken in turns after `warm_up` rounds that do not count."""
+def interleave(
+    variants: Mapping[str, Callable[[], object]], *, repeats: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of every repeat of every variant, taken in turns after `warm_up` rounds that do not
+    count.
+    """
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(-warm_up, repeats):
         for name, function in variants.items():
@@ -72,14 +82,18 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def matmul_peak() -> tuple[Callable[[], object], float]:
-    """The yardstick of every mfu: a call of torch.mm fp32 1024^3, and its floating-point operations."""
+    """The yardstick of every mfu: a call of torch.mm fp32 1024^3, and its floating-point
+    operations.
+    """
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
     out = torch.empty(1024, 1024)
     return lambda: torch.mm(a, b, out=out), 2.0 * 1024**3
 
 
-def finish(bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None) -> dict[str, Any]:
+def finish(
+    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
+) -> dict[str, Any]:
     """Prints the rows and claims as tables, writes the JSON where asked, and returns it."""
     result: dict[str, Any] = {
         "bench": bench,

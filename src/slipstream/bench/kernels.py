@@ -1,6 +1,8 @@
-"""Jagged attention with the bias inside: forward + backward against the matmul peak, a loop over sequences, and padded PyTorch.
+"""Jagged attention with the bias inside: forward + backward against the matmul peak, a loop over
+sequences, and padded PyTorch.
 
-`mfu` counts causal pairs: sum of n(n+1) · heads · (dqk + dv), three times for training. Recomputing and padding earn nothing.
+`mfu` counts causal pairs: sum of n(n+1) · heads · (dqk + dv), three times for training. Recomputing
+and padding earn nothing.
 """
 
 import sys
@@ -11,15 +13,17 @@ from typing import Any
 import torch
 
 from slipstream.bench import harness
+from slipstream.ops.allocator import keep_freed_memory
 from slipstream.ops.attention import RelativeBias, fuxi_attention, hstu_attention
-from slipstream.ops.memory import keep_freed_memory
 
 SHAPES = ((4, 64), (8, 32), (2, 32), (1, 50))
 DIVISOR, BUCKETS, REACH = 200.0, 128, 1024
 
 
 class Problem:
-    """A batch with lognormal lengths (mean 200), growing timestamps, and the leaves whose gradients are asked for."""
+    """A batch with lognormal lengths (mean 200), growing timestamps, and the leaves whose gradients
+    are asked for.
+    """
 
     def __init__(self, sequences: int, heads: int, width: int, seed: int = 0) -> None:
         g = torch.Generator().manual_seed(seed)
@@ -27,7 +31,9 @@ class Problem:
         self.lengths = (lengths * (200 / lengths.mean())).round().clamp(1, REACH).long()
         self.offsets_B1 = torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
         tokens = int(self.offsets_B1[-1])
-        self.q, self.k, self.v = (torch.randn(tokens, heads, width, generator=g).requires_grad_() for _ in range(3))
+        self.q, self.k, self.v = (
+            torch.randn(tokens, heads, width, generator=g).requires_grad_() for _ in range(3)
+        )
         self.position = torch.randn(2 * REACH - 1, generator=g).requires_grad_()
         self.time = torch.randn(BUCKETS + 1, generator=g).requires_grad_()
         gaps = (torch.randn(tokens, generator=g) * 3 + 5).clamp(0, 14).exp().long()
@@ -45,17 +51,36 @@ class Problem:
 
         def step() -> tuple[torch.Tensor, ...]:
             operator = fuxi_attention if fuxi else hstu_attention
-            out = operator(self.q, self.k, self.v, self.offsets_B1, divisor=DIVISOR, bias=tables, timestamps_T=self.times_T)
+            out = operator(
+                self.q,
+                self.k,
+                self.v,
+                self.offsets_B1,
+                divisor=DIVISOR,
+                bias=tables,
+                timestamps_T=self.times_T,
+            )
             return torch.autograd.grad(out, self.leaves(bias), grad)
 
         return step
 
 
-def _plain(p: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+def _plain(
+    p: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor
+) -> torch.Tensor:
     """HSTU attention of [..., n, heads, width] in plain PyTorch, the way research code writes it."""
     n = q.shape[-3]
     apart = torch.arange(n).unsqueeze(1) - torch.arange(n).unsqueeze(0)
-    buckets = (times.unsqueeze(-1) - times.unsqueeze(-2)).abs().clamp(min=1).float().log().div(0.301).long().clamp(max=BUCKETS)
+    buckets = (
+        (times.unsqueeze(-1) - times.unsqueeze(-2))
+        .abs()
+        .clamp(min=1)
+        .float()
+        .log()
+        .div(0.301)
+        .long()
+        .clamp(max=BUCKETS)
+    )
     bias = p.position[apart + REACH - 1] + p.time[buckets]
     scores = torch.einsum("...ihd,...jhd->...hij", q, k) + bias.unsqueeze(-3)
     weights = torch.nn.functional.silu(scores) / DIVISOR * (apart >= 0)
@@ -90,18 +115,27 @@ def padded(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
 
 
 def check_agreement(p: Problem) -> None:
-    """Peers must compute what they are compared for. Their logarithm in fp32 misplaces a pair here and there, hence 5 %."""
+    """Peers must compute what they are compared for. Their logarithm in fp32 misplaces a pair here
+    and there, hence 5 %.
+    """
     for peer in (loop(p), padded(p)):
         for ours, theirs in zip(p.ours(True)(), peer(), strict=True):
             apart = float((ours - theirs).norm() / ours.norm())
             if apart > 0.05:
-                raise AssertionError(f"the peer computes something else: gradients differ by {apart:.1%}")
+                raise AssertionError(
+                    f"the peer computes something else: gradients differ by {apart:.1%}"
+                )
 
 
 def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[harness.Row]:
     problem = Problem(sequences, heads, width)
     multiply, multiply_flops = harness.matmul_peak()
-    variants = {"peak": multiply, "bias": problem.ours(True), "no bias": problem.ours(False), "fuxi": problem.ours(True, fuxi=True)}
+    variants = {
+        "peak": multiply,
+        "bias": problem.ours(True),
+        "no bias": problem.ours(False),
+        "fuxi": problem.ours(True, fuxi=True),
+    }
     samples = harness.interleave(variants, repeats=repeats, warm_up=2)
     peak = multiply_flops / harness.median(samples["peak"])
     rows = []
@@ -125,11 +159,15 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
 def _peer_rows(sequences: int, repeats: int) -> list[harness.Row]:
     """The batch of the 4x64 row, ours and the peers in turns.
 
-    Padded, 128 sequences need about 17 GB, kept from round to round, so that the peer is not charged for mapping it anew.
+    Padded, 128 sequences need about 17 GB, kept from round to round, so that the peer is not
+    charged for mapping it anew.
     """
     check_agreement(Problem(8, 4, 64))
     keep_freed_memory(-1)  # give nothing back
-    print(f"the peers: {sequences} sequences, {repeats} rounds after one that maps their memory", file=sys.stderr)
+    print(
+        f"the peers: {sequences} sequences, {repeats} rounds after one that maps their memory",
+        file=sys.stderr,
+    )
     problem = Problem(sequences, 4, 64)
     variants = {"ours": problem.ours(True), "loop": loop(problem), "padded": padded(problem)}
     samples = harness.interleave(variants, repeats=repeats)

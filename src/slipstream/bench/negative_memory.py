@@ -1,7 +1,8 @@
-"""How much memory 128 negatives a token cost in one training step: our loss against gathering a row for each of them.
+"""How much memory 128 negatives a token cost in one training step: our loss against gathering a row
+for each of them.
 
-Each variant runs in a process of its own and reports by how much the steps raised its peak resident memory above what
-model, tables and batch needed. Everything but the loss is the same.
+Each variant runs in a process of its own and reports by how much the steps raised its peak resident
+memory above what model, tables and batch needed. Everything but the loss is the same.
 """
 
 import json
@@ -14,32 +15,40 @@ import torch
 
 from slipstream.bench.step_samples import JaggedStep, batch_of
 from slipstream.config import load_recipe
-from slipstream.training.config import Recipe
-from slipstream.training.losses import RETRIEVAL_LOSSES, Question, RetrievalLoss
+from slipstream.training.objective import RETRIEVAL_LOSSES, RetrievalLoss, RetrievalLossInputs
+from slipstream.training.recipe import Recipe
 
 CHILD_SECONDS = 600
 STEPS = 2
 VARIANTS = ("fused", "gathered")
 
 
-def gathered_softmax(question: Question) -> torch.Tensor:
+def gathered_softmax(question: RetrievalLossInputs) -> torch.Tensor:
     """The same loss the common way: [S, R, D] rows in memory."""
     assert question.negatives is not None
     rows_SRD = question.rows_UD[question.negatives]
-    positive_S1 = (question.hidden_SD * question.rows_UD[question.targets_S]).sum(-1, keepdim=True) / question.temperature
+    positive_S1 = (question.hidden_SD * question.rows_UD[question.targets_S]).sum(
+        -1, keepdim=True
+    ) / question.temperature
     negative_SR = torch.einsum("sd,srd->sr", question.hidden_SD, rows_SRD) / question.temperature
-    negative_SR = negative_SR.masked_fill(question.negatives == question.targets_S.unsqueeze(1), float("-inf"))
+    negative_SR = negative_SR.masked_fill(
+        question.negatives == question.targets_S.unsqueeze(1), float("-inf")
+    )
     return torch.cat([positive_S1, negative_SR], dim=1).logsumexp(1) - positive_S1.squeeze(1)
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process. (Linux hands ru_maxrss of a parent down to its children, so there VmHWM is read.)"""
+    """Peak resident memory of this process. (Linux hands ru_maxrss of a parent down to its
+    children, so there VmHWM is read.)
+    """
     status = Path("/proc/self/status")
     if status.exists():
         lines = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
         if lines:
             return int(lines[0].split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def child(variant: str, lengths: list[int], num_items: int, threads: int) -> None:
@@ -47,19 +56,36 @@ def child(variant: str, lengths: list[int], num_items: int, threads: int) -> Non
     torch.set_num_threads(threads)
     if variant == "gathered":
         RETRIEVAL_LOSSES["sampled_softmax"] = RetrievalLoss(gathered_softmax, "per_token")
-    step, batch = JaggedStep.of(load_recipe(Recipe, "ml-1m-hstu"), num_items), batch_of(lengths, num_items)
+    step, batch = (
+        JaggedStep.of(load_recipe(Recipe, "ml-1m-hstu"), num_items),
+        batch_of(lengths, num_items),
+    )
     before = peak_bytes()
     losses = [step(batch) for _ in range(STEPS)]
-    print(json.dumps({"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}))
+    print(
+        json.dumps(
+            {"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}
+        )
+    )
 
 
-def measure(lengths: list[int], num_items: int, threads: int, repeats: int) -> dict[str, list[dict[str, float]]]:
+def measure(
+    lengths: list[int], num_items: int, threads: int, repeats: int
+) -> dict[str, list[dict[str, float]]]:
     """Samples of every variant, interleaved, each from its own process."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(repeats):
         for variant in VARIANTS:
-            command = [sys.executable, "-m", "slipstream.bench.negative_memory", variant, json.dumps([lengths, num_items, threads])]
-            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=CHILD_SECONDS)
+            command = [
+                sys.executable,
+                "-m",
+                "slipstream.bench.negative_memory",
+                variant,
+                json.dumps([lengths, num_items, threads]),
+            ]
+            done = subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=CHILD_SECONDS
+            )
             samples[variant].append(json.loads(done.stdout.strip().splitlines()[-1]))
     return samples
 

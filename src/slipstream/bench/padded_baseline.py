@@ -1,10 +1,13 @@
-"""The ML-1M HSTU training step in plain padded PyTorch, after the public research recipe: what the jagged step is measured against.
+"""The ML-1M HSTU training step in plain padded PyTorch, after the public research recipe: what the
+jagged step is measured against.
 
-Every tensor is [B, N, …] with N the longest history. The time bias is a [B, N, N] tensor built from bucketed time differences, the
-position bias an [N, N] one, the attention scores are [B, H, N, N]. Each position gathers its own negatives and L2-normalises them
-after the gather: [B, N, R, D]. Only torch's own operators, dense gradients for the item table, AdamW over everything.
+Every tensor is [B, N, …] with N the longest history. The time bias is a [B, N, N] tensor built from
+bucketed time differences, the position bias an [N, N] one, the attention scores are [B, H, N, N].
+Each position gathers its own negatives and L2-normalises them after the gather: [B, N, R, D]. Only
+torch's own operators, dense gradients for the item table, AdamW over everything.
 
-`loss_at="real"` leaves the padding out of the loss (and only there), as the research recipe does; `"all"` pads that too.
+`loss_at="real"` leaves the padding out of the loss (and only there), as the research recipe does;
+`"all"` pads that too.
 """
 
 from dataclasses import dataclass
@@ -15,9 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from slipstream.data.batch import JaggedBatch
-from slipstream.models.config import ModelConfig
-from slipstream.training.config import Recipe
+from slipstream.models.model_config import ModelConfig
 from slipstream.training.features import ITEM
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
 LossAt = Literal["all", "real"]
@@ -40,7 +43,9 @@ class PaddedBatch:
         valid_BN = torch.arange(length) < batch.lengths_B[:, None]
 
         def pad(value_T: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(valid_BN.shape, dtype=value_T.dtype).masked_scatter_(valid_BN, value_T)
+            return torch.zeros(valid_BN.shape, dtype=value_T.dtype).masked_scatter_(
+                valid_BN, value_T
+            )
 
         return cls(
             pad(batch.items_T),
@@ -64,16 +69,28 @@ class PaddedBlock(nn.Module):
         self.time_W = nn.Parameter(torch.empty(config.time_buckets + 1).normal_(std=0.02))
 
     def forward(
-        self, x_BND: torch.Tensor, bucket_BNN: torch.Tensor, place_NN: torch.Tensor, seen_BNN: torch.Tensor
+        self,
+        x_BND: torch.Tensor,
+        bucket_BNN: torch.Tensor,
+        place_NN: torch.Tensor,
+        seen_BNN: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
         heads, value, key = config.heads, config.heads * config.dv, config.heads * config.dqk
         normed_BND = F.layer_norm(x_BND, (config.dim,), eps=_EPS)
         u, v, q, k = F.silu(normed_BND @ self.uvqk_DF).split([value, value, key, key], dim=-1)
-        q_BHNK, k_BHNK, v_BHNV = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q_BHNK, k_BHNK, v_BHNV = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v)
+        )
         scores_BHNN = q_BHNK @ k_BHNK.transpose(2, 3) * (config.scale or 1.0)
-        bias_BNN = self.position_P[place_NN] + self.time_W[bucket_BNN.view(-1)].view(bucket_BNN.shape)
-        weights_BHNN = F.silu(scores_BHNN + bias_BNN.unsqueeze(1)) / (config.divisor or config.max_len) * seen_BNN.unsqueeze(1)
+        bias_BNN = self.position_P[place_NN] + self.time_W[bucket_BNN.view(-1)].view(
+            bucket_BNN.shape
+        )
+        weights_BHNN = (
+            F.silu(scores_BHNN + bias_BNN.unsqueeze(1))
+            / (config.divisor or config.max_len)
+            * seen_BNN.unsqueeze(1)
+        )
         attended_BNF = (weights_BHNN @ v_BHNV).transpose(1, 2).flatten(2)
         gated_BNF = u * F.layer_norm(attended_BNF, (value,), eps=_EPS)
         return x_BND + self.output(F.dropout(gated_BNF, config.dropout, self.training))
@@ -86,7 +103,9 @@ class PaddedHSTU(nn.Module):
         super().__init__()
         self.recipe, config = recipe, recipe.model
         self.items = nn.Embedding(num_items, config.dim)
-        self.positions_ND = nn.Parameter(torch.empty(config.max_len, config.dim).normal_(std=config.dim**-0.5))
+        self.positions_ND = nn.Parameter(
+            torch.empty(config.max_len, config.dim).normal_(std=config.dim**-0.5)
+        )
         self.blocks = nn.ModuleList([PaddedBlock(config) for _ in range(config.blocks)])
 
     @torch.no_grad()
@@ -118,17 +137,25 @@ class PaddedHSTU(nn.Module):
             x_BND = block(x_BND, bucket_BNN, place_NN, seen_BNN)
         return x_BND
 
-    def loss_sum(self, batch: PaddedBatch, negatives_BNR: torch.Tensor | None = None, loss_at: LossAt = "all") -> torch.Tensor:
-        """Sampled softmax summed over the real positions; negatives are drawn uniformly unless given."""
+    def loss_sum(
+        self, batch: PaddedBatch, negatives_BNR: torch.Tensor | None = None, loss_at: LossAt = "all"
+    ) -> torch.Tensor:
+        """Sampled softmax summed over the real positions; negatives are drawn uniformly unless
+        given.
+        """
         config = self.recipe.loss
         hidden, targets, kept = self(batch), batch.targets_BN, batch.valid_BN
         if loss_at == "real":
             hidden, targets = hidden[kept], targets[kept]
             negatives_BNR = None if negatives_BNR is None else negatives_BNR[kept]
         if negatives_BNR is None:
-            negatives_BNR = torch.randint(self.items.num_embeddings, (*targets.shape, config.negatives))
+            negatives_BNR = torch.randint(
+                self.items.num_embeddings, (*targets.shape, config.negatives)
+            )
         query = F.normalize(hidden, dim=-1, eps=_EPS)
-        positive = (query * F.normalize(self.items(targets), dim=-1, eps=_EPS)).sum(-1, keepdim=True) / config.temperature
+        positive = (query * F.normalize(self.items(targets), dim=-1, eps=_EPS)).sum(
+            -1, keepdim=True
+        ) / config.temperature
         rows = F.normalize(self.items(negatives_BNR), dim=-1, eps=_EPS)
         negative = (rows @ query.unsqueeze(-1)).squeeze(-1) / config.temperature
         negative = negative.masked_fill(negatives_BNR == targets.unsqueeze(-1), float("-inf"))
@@ -143,7 +170,10 @@ class PaddedStep:
         self.model, self.loss_at = PaddedHSTU(recipe, num_items).train(), loss_at
         optimizer = recipe.optimizer
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=optimizer.lr, betas=optimizer.betas, weight_decay=optimizer.weight_decay
+            self.model.parameters(),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
         )
 
     def __call__(self, batch: PaddedBatch) -> float:

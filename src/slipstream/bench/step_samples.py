@@ -7,17 +7,21 @@ import numpy as np
 import torch
 
 from slipstream.data.batch import JaggedBatch
-from slipstream.training.config import Recipe
 from slipstream.training.features import Features
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
 START = 1_600_000_000
-FOLLOWS = 0.7  # share of behaviours that follow from the one before, so that there is something to learn
+FOLLOWS = (
+    0.7  # share of behaviours that follow from the one before, so that there is something to learn
+)
 
 
-def batch_of(lengths: Sequence[int], num_items: int, seed: int = 0, first_user: int = 0) -> JaggedBatch:
+def batch_of(
+    lengths: Sequence[int], num_items: int, seed: int = 0, first_user: int = 0
+) -> JaggedBatch:
     """One window per length: items often follow from the last one, times go on by lognormal gaps."""
     rng = np.random.default_rng(seed)
     offsets_B1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -30,7 +34,9 @@ def batch_of(lengths: Sequence[int], num_items: int, seed: int = 0, first_user: 
             if follows[place]:
                 log[place] = (log[place - 1] * 3 + 1) % num_items
         logs.append(np.array(log, dtype=np.int64))
-        times.append(START + np.cumsum(np.rint(rng.lognormal(6.0, 3.0, length + 1)).astype(np.int64)))
+        times.append(
+            START + np.cumsum(np.rint(rng.lognormal(6.0, 3.0, length + 1)).astype(np.int64))
+        )
 
     def joined(parts: list[np.ndarray], part: slice) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([log[part] for log in parts]))
@@ -70,7 +76,9 @@ class JaggedStep:
 
     def __call__(self, batch: JaggedBatch) -> float:
         """One step; the mean loss before it."""
-        loss, count = train_step(self.recommender, self.optimizer, batch, self.steps_done, 1_000_000)
+        loss, count = train_step(
+            self.recommender, self.optimizer, batch, self.steps_done, 1_000_000
+        )
         self.steps_done += 1
         return loss / max(count, 1)
 
@@ -80,7 +88,9 @@ def take_users(batch: JaggedBatch, users: np.ndarray) -> JaggedBatch:
     chosen_B = torch.from_numpy(users)
     lengths_B = batch.lengths_B[chosen_B]
     offsets_B1 = torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))
-    source_T = torch.arange(int(offsets_B1[-1])) + (batch.offsets_B1[chosen_B] - offsets_B1[:-1]).repeat_interleave(lengths_B)
+    source_T = torch.arange(int(offsets_B1[-1])) + (
+        batch.offsets_B1[chosen_B] - offsets_B1[:-1]
+    ).repeat_interleave(lengths_B)
     names = ("items_T", "timestamps_T", "next_items_T", "next_timestamps_T", "supervised_T")
     return JaggedBatch(
         sample_ids_B=batch.sample_ids_B[chosen_B],

@@ -1,13 +1,17 @@
-"""How much of the machine a whole training step uses, for the named sizes; and the ML-1M step against plain padded PyTorch.
+"""How much of the machine a whole training step uses, for the named sizes; and the ML-1M step
+against plain padded PyTorch.
 
-A step is all of it: row lookup, model, loss with 128 sampled negatives, backward, update of rows and dense weights. `mfu` is model
-FLOPs (slipstream/models/flops.py) over time and peak; the peak is torch.mm fp32 1024^3 with the same threads, timed before and
-after every step. Histories have the full length of their size. `mfu_cpu` says the same by processor seconds instead of the clock's:
-on a machine that others use too it is the steadier figure.
+A step is all of it: row lookup, model, loss with 128 sampled negatives, backward, update of rows
+and dense weights. `mfu` is model FLOPs (slipstream/models/flops.py) over time and peak; the peak is
+torch.mm fp32 1024^3 with the same threads, timed before and after every step. Histories have the
+full length of their size. `mfu_cpu` says the same by processor seconds instead of the clock's: on a
+machine that others use too it is the steadier figure.
 
-The ML-1M step has 128 histories with MovieLens-1M's lengths: from `ml-1m` in a folder of `$SLIPSTREAM_DATA` (default `data`) where
-there is one, otherwise drawn alike; the output says which. Its claim is held against the kinder padded baseline, which leaves
-padding out of the loss as the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long model.
+The ML-1M step has 128 histories with MovieLens-1M's lengths: from `ml-1m` in a folder of
+`$SLIPSTREAM_DATA` (default `data`) where there is one, otherwise drawn alike; the output says
+which. Its claim is held against the kinder padded baseline, which leaves padding out of the loss as
+the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long
+model.
 """
 
 import gc
@@ -25,15 +29,15 @@ from rich.console import Console
 from rich.table import Table
 
 from slipstream.bench import negative_memory
-from slipstream.bench.balance import real_lengths
 from slipstream.bench.harness import machine, matmul_peak, median, note, spread
+from slipstream.bench.history_lengths import real_lengths
 from slipstream.bench.padded_baseline import PaddedBatch, PaddedStep
 from slipstream.bench.step_samples import JaggedStep, batch_of, movielens_like_lengths
 from slipstream.config import load_recipe
 from slipstream.files import write_json
 from slipstream.models.build import dense_parameters
 from slipstream.models.flops import training_flops
-from slipstream.training.config import Recipe
+from slipstream.training.recipe import Recipe
 
 THREADS = 2
 NEGATIVES = 128
@@ -44,7 +48,9 @@ PEAK_PRODUCTS = 10  # a sample of the peak
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the table: a named size, how many full histories a step has, how often it is measured."""
+    """One row of the table: a named size, how many full histories a step has, how often it is
+    measured.
+    """
 
     kind: str
     size: str
@@ -60,16 +66,26 @@ class Shape:
         model: dict[str, Any] = {"kind": self.kind, "size": self.size}
         if self.blocks is not None:
             model["blocks"] = self.blocks
-        return Recipe.model_validate({"name": self.name, "model": model, "loss": {"negatives": NEGATIVES}})
+        return Recipe.model_validate(
+            {"name": self.name, "model": model, "loss": {"negatives": NEGATIVES}}
+        )
 
 
 FULL = [
     Shape(kind, size, sequences, repeats)
-    for size, sequences, repeats in (("tiny", 8, 5), ("small", 4, 5), ("medium", 2, 5), ("large", 1, 3), ("long", 1, 3))
+    for size, sequences, repeats in (
+        ("tiny", 8, 5),
+        ("small", 4, 5),
+        ("medium", 2, 5),
+        ("large", 1, 3),
+        ("long", 1, 3),
+    )
     for kind in ("hstu", "fuxi")
 ]
 QUICK = [
-    Shape(kind, size, 1, 2, blocks) for size, blocks in (("tiny", None), ("small", None), ("long", 1)) for kind in ("hstu", "fuxi")
+    Shape(kind, size, 1, 2, blocks)
+    for size, blocks in (("tiny", None), ("small", None), ("long", 1))
+    for kind in ("hstu", "fuxi")
 ]
 
 
@@ -107,7 +123,9 @@ class Peak:
 
 
 def measure_shape(shape: Shape, peak: Peak) -> dict[str, Any]:
-    """MFU of one named size: a warm-up step, then steps between samples of the peak, which together are its peak."""
+    """MFU of one named size: a warm-up step, then steps between samples of the peak, which together
+    are its peak.
+    """
     recipe = shape.recipe()
     lengths = [recipe.model.max_len] * shape.sequences
     step, batch = JaggedStep.of(recipe, ITEMS), batch_of(lengths, ITEMS)
@@ -135,7 +153,9 @@ def mfu_figures(flops: int, samples: list[Sample], peaks: list[Sample]) -> dict[
     seconds = [sample.seconds for sample in samples]
     cpu_seconds = [sample.cpu_seconds for sample in samples]
     peak = median([sample.value for sample in peaks])
-    peak_per_cpu_second = median([sample.value * sample.seconds / sample.cpu_seconds for sample in peaks])
+    peak_per_cpu_second = median(
+        [sample.value * sample.seconds / sample.cpu_seconds for sample in peaks]
+    )
     return {
         "mfu": flops / median(seconds) / peak,
         "mfu_cpu": flops / median(cpu_seconds) / peak_per_cpu_second,
@@ -165,7 +185,10 @@ def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
     recipe, batch = load_recipe(Recipe, "ml-1m-hstu"), batch_of(lengths, MOVIELENS_ITEMS)
     rectangles = PaddedBatch.of(batch, MOVIELENS_LENGTH)
     ours = JaggedStep.of(recipe, MOVIELENS_ITEMS)
-    padded, kinder = PaddedStep(recipe, MOVIELENS_ITEMS), PaddedStep(recipe, MOVIELENS_ITEMS, "real")
+    padded, kinder = (
+        PaddedStep(recipe, MOVIELENS_ITEMS),
+        PaddedStep(recipe, MOVIELENS_ITEMS, "real"),
+    )
     variants: dict[str, Callable[[], float]] = {
         "ml-1m jagged": lambda: ours(batch),
         "ml-1m padded": lambda: padded(rectangles),
@@ -189,7 +212,8 @@ def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
         "flops": flops,
     }
     rows: list[dict[str, Any]] = [
-        {"variant": name} | shared | mfu_figures(flops, several, peaks) for name, several in samples.items()
+        {"variant": name} | shared | mfu_figures(flops, several, peaks)
+        for name, several in samples.items()
     ]
     for row in rows:
         row["x_over"] = row["seconds"] / rows[0]["seconds"]
@@ -248,10 +272,17 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 def loss_row(sizes: list[dict[str, Any]]) -> dict[str, Any]:
     """FuXi-long in full: its loss at the first and the last of the steps measured."""
     losses = next(row["losses"] for row in sizes if row["variant"] == "fuxi-long")
-    return {"variant": "fuxi-long loss", "fuxi_long_loss_first": losses[0], "fuxi_long_loss_last": losses[-1], "samples": losses}
+    return {
+        "variant": "fuxi-long loss",
+        "fuxi_long_loss_first": losses[0],
+        "fuxi_long_loss_last": losses[-1],
+        "samples": losses,
+    }
 
 
-def claims(sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]) -> dict[str, float]:
+def claims(
+    sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]
+) -> dict[str, float]:
     """The headline figures."""
     mfu = {row["variant"]: row["mfu"] for row in sizes}
     return {
@@ -262,10 +293,28 @@ def claims(sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: lis
     }
 
 
-def _print(result: dict[str, Any], sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]) -> None:
+def _print(
+    result: dict[str, Any],
+    sizes: list[dict[str, Any]],
+    steps: list[dict[str, Any]],
+    memory: list[dict[str, Any]],
+) -> None:
     console = Console(highlight=False)
-    table = Table(title=f"whole training step, {result['threads']} threads, fp32, {NEGATIVES} negatives, {ITEMS:,} items")
-    for heading in ("model", "dense", "batch", "TFLOP", "step s", "GF/s of", "mfu", "by cpu", "loss"):
+    table = Table(
+        title=f"whole training step, {result['threads']} threads, fp32, {NEGATIVES} negatives, "
+        f"{ITEMS:,} items"
+    )
+    for heading in (
+        "model",
+        "dense",
+        "batch",
+        "TFLOP",
+        "step s",
+        "GF/s of",
+        "mfu",
+        "by cpu",
+        "loss",
+    ):
         table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for row in sizes:
         table.add_row(
@@ -275,20 +324,33 @@ def _print(result: dict[str, Any], sizes: list[dict[str, Any]], steps: list[dict
             f"{row['flops'] / 1e12:.3f}",
             f"{row['seconds']:.2f}±{row['spread']:.0%}",
             f"{row['gflops']:.0f}/{row['peak_gflops']:.0f}",
-            *(f"{row['mfu']:.3f}", f"{row['mfu_cpu']:.3f}", f"{row['losses'][0]:.1f}>{row['losses'][-1]:.1f}"),
+            *(
+                f"{row['mfu']:.3f}",
+                f"{row['mfu_cpu']:.3f}",
+                f"{row['losses'][0]:.1f}>{row['losses'][-1]:.1f}",
+            ),
         )
     console.print(table)
-    title = f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} tokens, lengths {steps[0]['lengths']}"
+    title = (
+        f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} "
+        f"tokens, lengths {steps[0]['lengths']}"
+    )
     table = Table(title=title)
     for heading in ("variant", "step ms", "spread", "mfu", "x", "x by cpu"):
         table.add_column(heading, justify="left" if heading == "variant" else "right")
     for row in steps:
-        figures = (f"{1e3 * row['seconds']:.1f}", f"{row['spread']:.0%}", f"{row['mfu']:.3f}", f"{row['x_over']:.2f}")
+        figures = (
+            f"{1e3 * row['seconds']:.1f}",
+            f"{row['spread']:.0%}",
+            f"{row['mfu']:.3f}",
+            f"{row['x_over']:.2f}",
+        )
         table.add_row(row["variant"], *figures, f"{row['x_over_cpu']:.2f}")
     console.print(table)
     for row in memory:
         console.print(
-            f"{row['variant']}: +{row['step_bytes'] / 2**20:,.0f} MB in a step, {row['peak_bytes'] / 2**20:,.0f} MB in all"
+            f"{row['variant']}: +{row['step_bytes'] / 2**20:,.0f} MB in a step, "
+            f"{row['peak_bytes'] / 2**20:,.0f} MB in all"
         )
     for name, value in result["claims"].items():
         console.print(f"{name}: {value:.3f}")

@@ -1,4 +1,6 @@
-"""Reads one category of Amazon Reviews 2023: ratings as CSV or reviews as JSON lines, titles from `meta_<category>` if there."""
+"""Reads one category of Amazon Reviews 2023: ratings as CSV or reviews as JSON lines, titles from
+`meta_<category>` if there.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +12,26 @@ from slipstream.data.raw_log import Columns, RawLog, scan_files
 from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("user_id", "parent_asin", "timestamp", actions=("rating",))
-REVIEW_SCHEMA = {"user_id": pl.String, "parent_asin": pl.String, "rating": pl.Float64, "timestamp": pl.Int64}
-META_SCHEMA = {"parent_asin": pl.String, "title": pl.String, "main_category": pl.String, "store": pl.String}
+REVIEW_SCHEMA = {
+    "user_id": pl.String,
+    "parent_asin": pl.String,
+    "rating": pl.Float64,
+    "timestamp": pl.Int64,
+}
+META_SCHEMA = {
+    "parent_asin": pl.String,
+    "title": pl.String,
+    "main_category": pl.String,
+    "store": pl.String,
+}
 
 
 def category_name(category: str) -> str:
     """A category as the data set spells it: letters and underscores, never a path."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,60}", category):
-        raise SlipstreamError(f"'{category}' is not an Amazon category; write it like All_Beauty or Video_Games")
+        raise SlipstreamError(
+            f"'{category}' is not an Amazon category; write it like All_Beauty or Video_Games"
+        )
     return category
 
 
@@ -26,12 +40,17 @@ def read_amazon(root: Path) -> RawLog:
     paths = (
         [root]
         if root.is_file()
-        else sorted(p for p in root.rglob("*") if p.name.endswith((".csv", ".csv.gz", ".jsonl", ".jsonl.gz")))
+        else sorted(
+            p
+            for p in root.rglob("*")
+            if p.name.endswith((".csv", ".csv.gz", ".jsonl", ".jsonl.gz"))
+        )
     )
     reviews = [path for path in paths if not path.name.startswith("meta_")]
     if len(reviews) != 1:
         raise SlipstreamError(
-            f"{root} should hold one file of Amazon reviews (.csv, .csv.gz, .jsonl or .jsonl.gz), found {len(reviews)}"
+            f"{root} should hold one file of Amazon reviews (.csv, .csv.gz, .jsonl or .jsonl.gz), "
+            f"found {len(reviews)}"
         )
     plain = reviews[0].name.endswith((".csv", ".csv.gz"))
     log = scan_files(reviews) if plain else _scan_json(reviews[0], REVIEW_SCHEMA)

@@ -1,4 +1,6 @@
-"""The data sets known by name: where each one officially lies, its md5, how to read it, and which filters are customary."""
+"""The data sets known by name: where each one officially lies, its md5, how to read it, and which
+filters are customary.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,12 +35,17 @@ _SHARE_ALIKE = "CC BY-SA 4.0"
 
 ENTRIES: dict[str, Entry] = {
     "ml-1m": Entry(
-        "MovieLens 1M; items with fewer than 5 ratings dropped and ties in file order, as SASRec's file has it",
+        "MovieLens 1M; items with fewer than 5 ratings dropped and ties in file order, as "
+        "SASRec's file has it",
         read_movielens,
         Remote(
             f"{GROUPLENS}/ml-1m.zip",
             md5="c4d9eecfca2ab87c1945afe126590906",
-            registry=Registry("scikit-rec==0.3.0", ("scikit_rec-0.3.0/examples/data/movielens-1m/ml-1m.zip",), source_archive=True),
+            registry=Registry(
+                "scikit-rec==0.3.0",
+                ("scikit_rec-0.3.0/examples/data/movielens-1m/ml-1m.zip",),
+                source_archive=True,
+            ),
         ),
         Filters(min_item_count=5),
         _RESEARCH,
@@ -49,12 +56,16 @@ ENTRIES: dict[str, Entry] = {
         Remote(
             f"{GROUPLENS}/ml-100k.zip",
             md5="0e33842e24a9c977be4e0107933c0723",
-            registry=Registry("recbole==1.2.1", (f"{RECBOLE}.inter", f"{RECBOLE}.item", f"{RECBOLE}.user")),
+            registry=Registry(
+                "recbole==1.2.1", (f"{RECBOLE}.inter", f"{RECBOLE}.item", f"{RECBOLE}.user")
+            ),
         ),
         terms=_RESEARCH,
     ),
     "ml-latest-small": Entry(
-        "MovieLens latest-small (changes over time, so no md5 is known)", read_movielens, Remote(f"{GROUPLENS}/ml-latest-small.zip")
+        "MovieLens latest-small (changes over time, so no md5 is known)",
+        read_movielens,
+        Remote(f"{GROUPLENS}/ml-latest-small.zip"),
     ),
     "ml-20m": Entry(
         "MovieLens 20M",
@@ -72,13 +83,21 @@ ENTRIES: dict[str, Entry] = {
     "kuairand-1k": Entry(
         "KuaiRand-1K, the standard log",
         read_kuairand,
-        Remote(f"{ZENODO}/KuaiRand-1K.tar.gz", md5="6b0b9c8222d67fcd4c676218edca3f1f", max_bytes=4 << 30),
+        Remote(
+            f"{ZENODO}/KuaiRand-1K.tar.gz",
+            md5="6b0b9c8222d67fcd4c676218edca3f1f",
+            max_bytes=4 << 30,
+        ),
         terms=_SHARE_ALIKE,
     ),
     "kuairand-27k": Entry(
         "KuaiRand-27K, the standard log (46 GB unpacked)",
         read_kuairand,
-        Remote(f"{ZENODO}/KuaiRand-27K.tar.gz", md5="3e3c799a24e2d23a4d2c757fbf9adf59", max_bytes=20 << 30),
+        Remote(
+            f"{ZENODO}/KuaiRand-27K.tar.gz",
+            md5="3e3c799a24e2d23a4d2c757fbf9adf59",
+            max_bytes=20 << 30,
+        ),
         terms=_SHARE_ALIKE,
     ),
     "amazon-reviews": Entry(
@@ -97,4 +116,9 @@ def remote_of(name: str, category: str) -> Remote:
     remote = ENTRIES[name].remote
     if "{category}" not in remote.url:
         return remote
-    return Remote(remote.url.format(category=category_name(category)), remote.md5, remote.max_bytes, remote.registry)
+    return Remote(
+        remote.url.format(category=category_name(category)),
+        remote.md5,
+        remote.max_bytes,
+        remote.registry,
+    )

@@ -1,6 +1,8 @@
-"""Fetches an archive once: from the cache, else from the official place, else from the package registry. Bounded in time and size.
+"""Fetches an archive once: from the cache, else from the official place, else from the package
+registry. Bounded in time and size.
 
-The cache is `$SLIPSTREAM_CACHE`, or `~/.cache/slipstream/downloads`. What is cached has passed its md5 where the md5 is known.
+The cache is `$SLIPSTREAM_CACHE`, or `~/.cache/slipstream/downloads`. What is cached has passed its
+md5 where the md5 is known.
 """
 
 import contextlib
@@ -31,7 +33,7 @@ MAX_EXTRACTED = 200 << 30
 Progress = Callable[[str, int, int], None]
 
 
-class Unreachable(Exception):
+class DownloadFailed(Exception):
     """The official place did not answer, or stopped answering: worth another try, or another place."""
 
 
@@ -71,20 +73,32 @@ def fetch(remote: Remote, progress: Progress) -> Path:
     if cached.is_file() and (remote.md5 is None or md5_of(cached) == remote.md5):
         return cached
     kept = registry_directory(remote, cache)
-    if remote.registry is not None and all((kept / PurePosixPath(member).name).is_file() for member in remote.registry.members):
+    if remote.registry is not None and all(
+        (kept / PurePosixPath(member).name).is_file() for member in remote.registry.members
+    ):
         return kept
     try:
         return download(remote, cached, progress)
-    except Unreachable as error:
+    except DownloadFailed as error:
         reason = str(error)
     if remote.registry is None:
-        raise SlipstreamError(f"could not download {remote.url} ({reason}); fetch it by other means and pass it with --source PATH")
+        raise SlipstreamError(
+            f"could not download {remote.url} ({reason}); fetch it by other means and pass it "
+            "with --source PATH"
+        )
     progress(f"{remote.file_name}: official place not reachable, asking the package registry", 0, 0)
     try:
         return from_registry(remote, cache)
-    except (OSError, subprocess.SubprocessError, tarfile.TarError, zipfile.BadZipFile, KeyError) as error:
+    except (
+        OSError,
+        subprocess.SubprocessError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        KeyError,
+    ) as error:
         raise SlipstreamError(
-            f"could not download {remote.url} ({reason}), nor find it in the package registry ({_last_line(error)}); "
+            f"could not download {remote.url} ({reason}), nor find it in the package registry "
+            f"({_last_line(error)}); "
             "fetch it by other means and pass it with --source PATH"
         ) from error
 
@@ -98,7 +112,7 @@ def download(remote: Remote, target: Path, progress: Progress) -> Path:
                 if remote.md5 is not None and found != remote.md5:
                     raise SlipstreamError(wrong_md5(remote.url, found, remote.md5))
             return target
-        except Unreachable:
+        except DownloadFailed:
             if attempt == ATTEMPTS:
                 raise
     raise AssertionError("the loop returns or raises")
@@ -108,17 +122,23 @@ def _stream(remote: Remote, path: Path, progress: Progress) -> str:
     """Write the archive to `path` piece by piece; returns its md5."""
     digest, done = hashlib.md5(usedforsecurity=False), 0
     request = urllib.request.Request(remote.url, headers={"User-Agent": "slipstream"})
-    with _from_network(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)) as answer, open(path, "wb") as file:
+    with (
+        _from_network(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)) as answer,
+        open(path, "wb") as file,
+    ):
         total = int(answer.headers.get("Content-Length") or 0)
         while chunk := _from_network(lambda: answer.read(CHUNK)):
             done += len(chunk)
             if done > remote.max_bytes:
-                raise SlipstreamError(f"{remote.url} is larger than the {remote.max_bytes:,} bytes expected of it; stopped")
+                raise SlipstreamError(
+                    f"{remote.url} is larger than the {remote.max_bytes:,} bytes expected of it; "
+                    "stopped"
+                )
             digest.update(chunk)
             file.write(chunk)
             progress(f"downloading {remote.file_name}", done, total)
     if total and done != total:
-        raise Unreachable(f"the connection ended after {done:,} of {total:,} bytes")
+        raise DownloadFailed(f"the connection ended after {done:,} of {total:,} bytes")
     return digest.hexdigest()
 
 
@@ -127,7 +147,7 @@ def _from_network(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(str(getattr(error, "reason", None) or error)) from error
+        raise DownloadFailed(str(getattr(error, "reason", None) or error)) from error
 
 
 def registry_directory(remote: Remote, cache: Path) -> Path:
@@ -153,14 +173,24 @@ def from_registry(remote: Remote, cache: Path) -> Path:
             scratch,
         ]
         command += ["--no-binary", ":all:"] if registry.source_archive else []
-        subprocess.run([*command, registry.requirement], check=True, capture_output=True, timeout=REGISTRY_SECONDS, text=True)
+        subprocess.run(
+            [*command, registry.requirement],
+            check=True,
+            capture_output=True,
+            timeout=REGISTRY_SECONDS,
+            text=True,
+        )
         package = next(iter(sorted(Path(scratch).iterdir())), None)
         if package is None:
             raise KeyError(f"{registry.requirement} brought no file")
         with atomic_directory(kept) as target:
             extract(package, target, wanted=registry.members, flat=True)
             archive = target / remote.file_name
-            if remote.md5 is not None and archive.is_file() and (found := md5_of(archive)) != remote.md5:
+            if (
+                remote.md5 is not None
+                and archive.is_file()
+                and (found := md5_of(archive)) != remote.md5
+            ):
                 raise SlipstreamError(wrong_md5(registry.requirement, found, remote.md5))
     whole = kept / remote.file_name
     if not whole.is_file():
@@ -171,7 +201,10 @@ def from_registry(remote: Remote, cache: Path) -> Path:
 
 
 def wrong_md5(what: object, found: str, wanted: str) -> str:
-    return f"{what} has md5 {found}, expected {wanted}: it is damaged or another release; fetch it again"
+    return (
+        f"{what} has md5 {found}, expected {wanted}: it is damaged or another release; fetch "
+        "it again"
+    )
 
 
 def md5_of(path: Path) -> str:
@@ -180,8 +213,12 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def extract(archive: Path, target: Path, *, wanted: Iterable[str] | None = None, flat: bool = False) -> None:
-    """Unpack a zip or tar archive; of it only `wanted` members, if named. Refuses members that would leave `target`."""
+def extract(
+    archive: Path, target: Path, *, wanted: Iterable[str] | None = None, flat: bool = False
+) -> None:
+    """Unpack a zip or tar archive; of it only `wanted` members, if named. Refuses members that
+    would leave `target`.
+    """
     names = set(wanted) if wanted is not None else None
     with _damage_is_an_error(archive):
         if _is_zip(archive):
@@ -207,31 +244,44 @@ def _damage_is_an_error(archive: Path) -> Iterator[None]:
     try:
         yield
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise SlipstreamError(f"{archive} is a damaged archive ({error}); fetch it again") from error
+        raise SlipstreamError(
+            f"{archive} is a damaged archive ({error}); fetch it again"
+        ) from error
 
 
 def _is_zip(archive: Path) -> bool:
     if zipfile.is_zipfile(archive):
         return True
     if archive.suffix == ".zip" or not tarfile.is_tarfile(archive):
-        raise SlipstreamError(f"{archive} is not a whole archive (truncated, or not a zip or tar file); fetch it again")
+        raise SlipstreamError(
+            f"{archive} is not a whole archive (truncated, or not a zip or tar file); fetch it "
+            "again"
+        )
     return False
 
 
 def _place(target: Path, member: str, flat: bool) -> Path:
     place = (target / (PurePosixPath(member).name if flat else member)).resolve()
     if not place.is_relative_to(target.resolve()):
-        raise SlipstreamError(f"the archive holds '{member}', which would land outside its folder; it is not to be trusted")
+        raise SlipstreamError(
+            f"the archive holds '{member}', which would land outside its folder; it is not to be "
+            "trusted"
+        )
     place.parent.mkdir(parents=True, exist_ok=True)
     return place
 
 
 def _extract_zip(archive: Path, target: Path, names: set[str] | None, flat: bool) -> None:
     with zipfile.ZipFile(archive) as whole:
-        members = [m for m in whole.infolist() if not m.is_dir() and (names is None or m.filename in names)]
+        members = [
+            m for m in whole.infolist() if not m.is_dir() and (names is None or m.filename in names)
+        ]
         _check_members([(m.filename, m.file_size) for m in members], names)
         for member in members:
-            with whole.open(member) as source, open(_place(target, member.filename, flat), "wb") as sink:
+            with (
+                whole.open(member) as source,
+                open(_place(target, member.filename, flat), "wb") as sink,
+            ):
                 while chunk := source.read(CHUNK):
                     sink.write(chunk)
 
@@ -253,7 +303,9 @@ def _check_members(members: list[tuple[str, int]], names: set[str] | None) -> No
     if missing:
         raise KeyError(f"the archive lacks {', '.join(sorted(missing))}")
     if sum(size for _, size in members) > MAX_EXTRACTED:
-        raise SlipstreamError("the archive would unpack to more than 200 GB; it is not what it should be")
+        raise SlipstreamError(
+            "the archive would unpack to more than 200 GB; it is not what it should be"
+        )
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,12 +1,15 @@
 """From a raw log to a sequence store, in memory that does not grow with the log.
 
-Three passes. Polars streams the log once to count users and items and to check every value; it streams it a second time, and each
-behaviour goes straight to its user's place in scratch columns (a counting sort: stable, in file order). The third pass walks those
-columns block by block, drops what the filters drop and sorts each user by time, stably: behaviours with equal times stay in file
-order. Scratch columns beyond IN_MEMORY bytes are mapped files, so only the vocabularies and a block or two must fit in memory.
+Three passes. Polars streams the log once to count users and items and to check every value; it
+streams it a second time, and each behaviour goes straight to its user's place in scratch columns (a
+counting sort: stable, in file order). The third pass walks those columns block by block, drops what
+the filters drop and sorts each user by time, stably: behaviours with equal times stay in file
+order. Scratch columns beyond IN_MEMORY bytes are mapped files, so only the vocabularies and a block
+or two must fit in memory.
 
-Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into training, validation and test: such
-users count as `unsplittable_users` in store.json, serve in training alone and are not evaluated.
+Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into
+training, validation and test: such users count as `unsplittable_users` in store.json, serve in
+training alone and are not evaluated.
 """
 
 import os
@@ -19,7 +22,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from slipstream.data.raw_log import ACTION, LARGEST, RawLog, check_values, polars_errors_are_sentences
+from slipstream.data.raw_log import (
+    ACTION,
+    LARGEST,
+    RawLog,
+    check_values,
+    polars_errors_are_sentences,
+)
 from slipstream.data.row_lookup import RowLookup
 from slipstream.data.store import write_store
 from slipstream.errors import SlipstreamError
@@ -34,14 +43,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Filters:
-    """What is dropped. First items, then users below their minimum, once each; then the k-core until nothing changes."""
+    """What is dropped. First items, then users below their minimum, once each; then the k-core
+    until nothing changes.
+    """
 
     min_item_count: int = 1
     min_user_count: int = 1
     k_core: int = 1
 
 
-def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress | None = None) -> None:
+def ingest(
+    log: RawLog, directory: Path, filters: Filters, *, progress: Progress | None = None
+) -> None:
     """Write a whole store for `log` into `directory`, which must be an empty directory of ours."""
     say = progress or (lambda what, done, total: None)
     say("counting users and items", 0, 1)
@@ -50,8 +63,12 @@ def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress
         arrays = _Arrays(directory, rows, [f"{ACTION}{name}" for name in log.columns.actions])
         offsets_U1 = _offsets(users["count"].to_numpy())
         _scatter(log, users, items, offsets_U1, arrays, say)
-    keep_users_U, keep_items_V, kept = _apply_filters(arrays.item_N, offsets_U1, len(items), filters)
-    offsets_U1 = _sort_and_compact(arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, say)
+    keep_users_U, keep_items_V, kept = _apply_filters(
+        arrays.item_N, offsets_U1, len(items), filters
+    )
+    offsets_U1 = _sort_and_compact(
+        arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, say
+    )
     say("writing", 0, 1)
     counts_U = np.diff(offsets_U1)
     meta = {
@@ -66,12 +83,23 @@ def ingest(log: RawLog, directory: Path, filters: Filters, *, progress: Progress
     item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items)
     user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users)
     actions = {name: arrays.actions[f"{ACTION}{name}"][:kept] for name in log.columns.actions}
-    write_store(directory, offsets_U1, arrays.item_N[:kept], arrays.time_N[:kept], actions, item_table, user_table, meta)
+    write_store(
+        directory,
+        offsets_U1,
+        arrays.item_N[:kept],
+        arrays.time_N[:kept],
+        actions,
+        item_table,
+        user_table,
+        meta,
+    )
     arrays.remove()
 
 
 def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """One pass: every user and every item with its count, ascending by id, and all checks of values."""
+    """One pass: every user and every item with its count, ascending by id, and all checks of
+    values.
+    """
     frame = log.frame
     names = list(log.expressions())
     facts = frame.select(
@@ -84,11 +112,17 @@ def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
     found, users, items = pl.collect_all([facts, *counts], engine="streaming")
     row = found.row(0, named=True)
     check_values(log, row | {"nulls": {name: row[f"null {name}"] for name in names}})
-    return _ascending(users, "user", log.untyped), _ascending(items, "item", log.untyped), int(row["rows"])
+    return (
+        _ascending(users, "user", log.untyped),
+        _ascending(items, "item", log.untyped),
+        int(row["rows"]),
+    )
 
 
 def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
-    """Sort a vocabulary by id. Untyped text that is whole numbers throughout becomes numbers; `key` stays what the log has."""
+    """Sort a vocabulary by id. Untyped text that is whole numbers throughout becomes numbers; `key`
+    stays what the log has.
+    """
     counts = counts.with_columns(key=pl.col("id"))
     if untyped and counts.schema["id"] == pl.String:
         plain = counts["id"].str.contains(r"^(0|-?[1-9][0-9]*)$").all()
@@ -96,7 +130,10 @@ def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
             numbers = counts["id"].cast(pl.Int64, strict=False)
             if numbers.null_count():
                 value = counts["id"].filter(numbers.is_null())[0]
-                raise SlipstreamError(f"{role} id {value} is larger than {LARGEST}; ids must fit in 64 signed bits or be text")
+                raise SlipstreamError(
+                    f"{role} id {value} is larger than {LARGEST}; ids must fit in 64 signed bits "
+                    "or be text"
+                )
             counts = counts.with_columns(id=numbers)
     return counts.sort("id").with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
 
@@ -108,7 +145,9 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 class _Arrays:
-    """Scratch columns. Large ones are files of their own, whose pages the system may write out: they need not fit in memory."""
+    """Scratch columns. Large ones are files of their own, whose pages the system may write out:
+    they need not fit in memory.
+    """
 
     def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
         self.directory = directory / "scratch"
@@ -116,7 +155,10 @@ class _Arrays:
         self.in_memory = rows * (16 + 4 * len(actions)) <= IN_MEMORY
         self.item_N = self._map("item", np.int64, rows)
         self.time_N = self._map("time", np.int64, rows)
-        self.actions = {name: self._map(f"action{index}", np.float32, rows) for index, name in enumerate(actions)}
+        self.actions = {
+            name: self._map(f"action{index}", np.float32, rows)
+            for index, name in enumerate(actions)
+        }
 
     def _map(self, name: str, dtype: type, rows: int) -> np.ndarray:
         if self.in_memory:
@@ -124,7 +166,8 @@ class _Arrays:
         path = self.directory / name
         size = max(1, rows * np.dtype(dtype).itemsize)
         with open(path, "wb") as file:
-            # Claim the space now: writing a hole of a mapped file on a full disk would end in a signal, not an exception.
+            # Claim the space now: writing a hole of a mapped file on a full disk would end in a
+            # signal, not an exception.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
@@ -142,18 +185,35 @@ class _Arrays:
         self.directory.rmdir()
 
 
-def _scatter(log: RawLog, users: pl.DataFrame, items: pl.DataFrame, offsets_U1: np.ndarray, arrays: _Arrays, say: Progress) -> None:
-    """Second pass: stream the log with ids replaced by rows; every behaviour goes to the next free place of its user."""
+def _scatter(
+    log: RawLog,
+    users: pl.DataFrame,
+    items: pl.DataFrame,
+    offsets_U1: np.ndarray,
+    arrays: _Arrays,
+    say: Progress,
+) -> None:
+    """Second pass: stream the log with ids replaced by rows; every behaviour goes to the next free
+    place of its user.
+    """
     encoded, lookups = log.frame, {}
     for role, vocabulary in (("user", users), ("item", items)):
         if vocabulary.schema["key"] == pl.Int64:
             lookups[role] = RowLookup(vocabulary["key"].to_numpy())
         else:
-            rows = vocabulary.lazy().select(pl.col("key").alias(role), pl.col("row").alias(f"{role} row"))
-            encoded = encoded.join(rows, on=role, how="left", maintain_order="left").drop(role).rename({f"{role} row": role})
+            rows = vocabulary.lazy().select(
+                pl.col("key").alias(role), pl.col("row").alias(f"{role} row")
+            )
+            encoded = (
+                encoded.join(rows, on=role, how="left", maintain_order="left")
+                .drop(role)
+                .rename({f"{role} row": role})
+            )
     free_U = offsets_U1[:-1].copy()
     total, done = int(offsets_U1[-1]), 0
-    for batch in encoded.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
+    for batch in encoded.collect_batches(
+        chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"
+    ):
         columns = {name: batch[name].to_numpy() for name in batch.columns}
         columns |= {role: lookup.rows(columns[role]) for role, lookup in lookups.items()}
         place_T, order_T = _places(columns["user"], free_U)
@@ -163,12 +223,15 @@ def _scatter(log: RawLog, users: pl.DataFrame, items: pl.DataFrame, offsets_U1: 
         say("ordering by user", done, total)
     if done != total:
         raise SlipstreamError(
-            f"the log changed while it was read: {total:,} rows at first, then {done:,}; prepare it again when it rests"
+            f"the log changed while it was read: {total:,} rows at first, then {done:,}; prepare "
+            "it again when it rests"
         )
 
 
 def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each behaviour of a batch goes, with the order that groups them by user; moves the users' free places on."""
+    """Where each behaviour of a batch goes, with the order that groups them by user; moves the
+    users' free places on.
+    """
     order_T = _stable_argsort(user_T, free_U.size)
     user_T = user_T[order_T].astype(np.int64)
     starts = np.flatnonzero(np.diff(user_T, prepend=-1))
@@ -179,7 +242,9 @@ def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _stable_argsort(values_T: np.ndarray, below: int) -> np.ndarray:
-    """Stable order of whole numbers in [0, below), below <= 2^32: two passes over 16 bits each, which NumPy sorts by radix."""
+    """Stable order of whole numbers in [0, below), below <= 2^32: two passes over 16 bits each,
+    which NumPy sorts by radix.
+    """
     low_T = np.argsort((values_T & 0xFFFF).astype(np.uint16), kind="stable")
     if below <= 1 << 16:
         return low_T
@@ -193,7 +258,10 @@ def _apply_filters(
     keep_U, keep_V = np.ones(offsets_U1.size - 1, dtype=bool), np.ones(num_items, dtype=bool)
 
     def count() -> tuple[np.ndarray, np.ndarray]:
-        user_counts, item_counts = np.zeros(keep_U.size, dtype=np.int64), np.zeros(num_items, dtype=np.int64)
+        user_counts, item_counts = (
+            np.zeros(keep_U.size, dtype=np.int64),
+            np.zeros(num_items, dtype=np.int64),
+        )
         for first, last in _blocks(offsets_U1):
             users_T = np.repeat(np.arange(first, last), np.diff(offsets_U1[first : last + 1]))
             items_T = np.asarray(item_N[offsets_U1[first] : offsets_U1[last]])
@@ -233,9 +301,16 @@ def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _sort_and_compact(
-    arrays: _Arrays, offsets_U1: np.ndarray, keep_U: np.ndarray, keep_V: np.ndarray, per_second: int, say: Progress
+    arrays: _Arrays,
+    offsets_U1: np.ndarray,
+    keep_U: np.ndarray,
+    keep_V: np.ndarray,
+    per_second: int,
+    say: Progress,
 ) -> np.ndarray:
-    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last one ended: never ahead of it."""
+    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last
+    one ended: never ahead of it.
+    """
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
     written, total = 0, int(offsets_U1[-1])
@@ -245,7 +320,9 @@ def _sort_and_compact(
         item_T = np.asarray(arrays.item_N[begin:end])
         live_T = keep_U[first + users_T] & keep_V[item_T]
         chosen_T = np.flatnonzero(live_T)
-        chosen_T = chosen_T[_stable_order(users_T[chosen_T], np.asarray(arrays.time_N[begin:end])[chosen_T])]
+        chosen_T = chosen_T[
+            _stable_order(users_T[chosen_T], np.asarray(arrays.time_N[begin:end])[chosen_T])
+        ]
         stop = written + chosen_T.size
         for name, array in arrays.all():
             values_T = np.asarray(array[begin:end])[chosen_T]
@@ -261,7 +338,9 @@ def _sort_and_compact(
 
 
 def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
-    """The order by (user, time), equal times as they stand. `users_T` ascends already; times are not negative."""
+    """The order by (user, time), equal times as they stand. `users_T` ascends already; times are
+    not negative.
+    """
     later_T = (np.diff(times_T) >= 0) | (np.diff(users_T) > 0)
     if later_T.all():
         return np.arange(users_T.size)
@@ -273,13 +352,23 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
 
 
 def vocabulary_table(ids: pl.Series, known: pl.LazyFrame | None) -> pa.Table:
-    """The Arrow table of a vocabulary: `ids` in order, titles and features joined from `known` where it knows them."""
-    columns: dict[str, Any] = {"id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())}
+    """The Arrow table of a vocabulary: `ids` in order, titles and features joined from `known`
+    where it knows them.
+    """
+    columns: dict[str, Any] = {
+        "id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())
+    }
     if known is None:
         return pa.table(columns)
     wanted = pl.LazyFrame({"id": ids.cast(pl.String)})
-    known = known.with_columns(pl.col("id").cast(pl.String)).join(wanted, on="id", how="semi").unique("id", keep="first")
-    joined = wanted.join(known, on="id", how="left", maintain_order="left").collect(engine="streaming")
+    known = (
+        known.with_columns(pl.col("id").cast(pl.String))
+        .join(wanted, on="id", how="semi")
+        .unique("id", keep="first")
+    )
+    joined = wanted.join(known, on="id", how="left", maintain_order="left").collect(
+        engine="streaming"
+    )
     if "title" in joined.columns:
         columns["title"] = joined["title"].cast(pl.String).to_arrow().cast(pa.large_string())
     for name in [name for name in joined.columns if name not in ("id", "title")]:
@@ -292,7 +381,10 @@ def _codes(values: pl.Series) -> pa.DictionaryArray:
     text = values.cast(pl.String)
     labels = text.drop_nulls().unique().sort()
     codes = text.to_frame("label").join(
-        pl.DataFrame({"label": labels, "code": np.arange(1, len(labels) + 1)}), on="label", how="left", maintain_order="left"
+        pl.DataFrame({"label": labels, "code": np.arange(1, len(labels) + 1)}),
+        on="label",
+        how="left",
+        maintain_order="left",
     )["code"]
     indices = pa.array(codes.fill_null(0).to_numpy().astype(np.int64))
     dictionary = pa.array(["", *labels.to_list()], type=pa.large_string())

@@ -1,6 +1,8 @@
-"""Reads KuaiRand (Pure, 1K, 27K): every `log_standard*` file, CSV or Parquet, with its feedback signals and the basic features.
+"""Reads KuaiRand (Pure, 1K, 27K): every `log_standard*` file, CSV or Parquet, with its feedback
+signals and the basic features.
 
-Times are milliseconds. Behaviours with equal times keep the order of the files by name, then of rows.
+Times are milliseconds. Behaviours with equal times keep the order of the files by name, then of
+rows.
 """
 
 from pathlib import Path
@@ -10,7 +12,16 @@ import polars as pl
 from slipstream.data.raw_log import Columns, RawLog, scan_files
 from slipstream.errors import SlipstreamError
 
-SIGNALS = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
+SIGNALS = (
+    "is_click",
+    "is_like",
+    "is_follow",
+    "is_comment",
+    "is_forward",
+    "is_hate",
+    "long_view",
+    "is_profile_enter",
+)
 VIDEO_FEATURES = ("author_id", "video_type", "upload_type", "music_type", "tag")
 USER_FEATURES = (
     "user_active_degree",
@@ -29,7 +40,9 @@ def read_kuairand(root: Path) -> RawLog:
     """The standard log under `root`; the random-exposure log is another experiment and stays out."""
     paths = _matching(root, "log_standard")
     if not paths:
-        raise SlipstreamError(f"{root} holds no KuaiRand log (looked for log_standard*.csv and log_standard*.parquet)")
+        raise SlipstreamError(
+            f"{root} holds no KuaiRand log (looked for log_standard*.csv and log_standard*.parquet)"
+        )
     names = [set(scan_files([path]).collect_schema().names()) for path in paths]
     signals = tuple(name for name in SIGNALS if all(name in known for known in names))
     columns = Columns("user_id", "video_id", "time_ms", actions=signals)
@@ -60,4 +73,8 @@ def _features(root: Path, start: str, key: str, wanted: tuple[str, ...]) -> pl.L
     frame = scan_files(paths)
     known = frame.collect_schema().names()
     chosen = [name for name in wanted if name in known]
-    return frame.select(pl.col(key).alias("id"), *[pl.col(name).cast(pl.String) for name in chosen]) if key in known else None
+    return (
+        frame.select(pl.col(key).alias("id"), *[pl.col(name).cast(pl.String) for name in chosen])
+        if key in known
+        else None
+    )

@@ -1,7 +1,9 @@
-"""Reads MovieLens in the shapes it comes in: `::`-separated (1M), tab-separated (100K) and CSV with a header (20M, latest-small).
+"""Reads MovieLens in the shapes it comes in: `::`-separated (1M), tab-separated (100K) and CSV with
+a header (20M, latest-small).
 
-Behaviours keep the order of the ratings file; the rating is the one action. Titles, first genre, all genres and year describe
-items; gender, age and occupation describe users where the release has them.
+Behaviours keep the order of the ratings file; the rating is the one action. Titles, first genre,
+all genres and year describe items; gender, age and occupation describe users where the release has
+them.
 """
 
 from pathlib import Path
@@ -13,8 +15,29 @@ from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("userId", "movieId", "timestamp", actions=("rating",))
 GENRES_100K = (
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy"),
-    *("Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
+    *(
+        "unknown",
+        "Action",
+        "Adventure",
+        "Animation",
+        "Children's",
+        "Comedy",
+        "Crime",
+        "Documentary",
+        "Drama",
+        "Fantasy",
+    ),
+    *(
+        "Film-Noir",
+        "Horror",
+        "Musical",
+        "Mystery",
+        "Romance",
+        "Sci-Fi",
+        "Thriller",
+        "War",
+        "Western",
+    ),
 )
 
 
@@ -51,7 +74,9 @@ def _positional(path: Path, separator: str, places: tuple[int, int, int, int]) -
     frame = scan_files([path], has_header=False, separator=separator, quote_char=None)
     names = frame.collect_schema().names()
     if len(names) <= max(places):
-        raise SlipstreamError(f"{path.name} does not have the columns user, item, rating, time of a MovieLens release")
+        raise SlipstreamError(
+            f"{path.name} does not have the columns user, item, rating, time of a MovieLens release"
+        )
     user, item, rating, time = (names[place] for place in places)
     return frame.select(userId=user, movieId=item, rating=rating, timestamp=time)
 
@@ -74,18 +99,31 @@ def _read_100k(path: Path) -> RawLog:
     for line in _lines(path.with_name("u.item")):
         fields = line.split("|")
         flags = zip(GENRES_100K, fields[5:], strict=False)
-        movies.append((fields[0], fields[1], "|".join(genre for genre, flag in flags if flag == "1")))
+        movies.append(
+            (fields[0], fields[1], "|".join(genre for genre, flag in flags if flag == "1"))
+        )
     people = [line.split("|") for line in _lines(path.with_name("u.user"))]
     users = _people([(p[0], p[2], p[1], p[3]) for p in people])
-    return RawLog(_positional(path, "\t", (0, 1, 2, 3)), COLUMNS, items=_movies(movies), users=users)
+    return RawLog(
+        _positional(path, "\t", (0, 1, 2, 3)), COLUMNS, items=_movies(movies), users=users
+    )
 
 
 def _read_atomic_100k(path: Path) -> RawLog:
     """The same release with typed headers (`user_id:token`), as the package registry has it."""
     frame = scan_files([path], separator="\t", quote_char=None)
-    frame = frame.select(userId="user_id:token", movieId="item_id:token", rating="rating:float", timestamp="timestamp:float")
+    frame = frame.select(
+        userId="user_id:token",
+        movieId="item_id:token",
+        rating="rating:float",
+        timestamp="timestamp:float",
+    )
     movies = [tuple(line.split("\t")) for line in _lines(path.with_name("ml-100k.item"))[1:]]
-    rows = [(m[0], f"{m[1]} ({m[2]})" if m[2] else m[1], m[3].replace(" ", "|")) for m in movies if len(m) == 4]
+    rows = [
+        (m[0], f"{m[1]} ({m[2]})" if m[2] else m[1], m[3].replace(" ", "|"))
+        for m in movies
+        if len(m) == 4
+    ]
     people = [line.split("\t") for line in _lines(path.with_name("ml-100k.user"))[1:]]
     users = _people([(p[0], p[2], p[1], p[3]) for p in people])
     return RawLog(frame, COLUMNS, items=_movies(rows), users=users)
@@ -112,15 +150,27 @@ def _lines(path: Path) -> list[str]:
 
 
 def _people(rows: list[tuple[str, str, str, str]]) -> pl.LazyFrame | None:
-    return pl.DataFrame(rows, schema=["id", "gender", "age", "occupation"], orient="row").lazy() if rows else None
+    return (
+        pl.DataFrame(rows, schema=["id", "gender", "age", "occupation"], orient="row").lazy()
+        if rows
+        else None
+    )
 
 
 def _movies(rows: list[tuple]) -> pl.LazyFrame | None:
-    """`id`, `title`, and the features `genre` (the first named), `genres` (the whole combination) and `year`."""
+    """`id`, `title`, and the features `genre` (the first named), `genres` (the whole combination)
+    and `year`.
+    """
     if not rows:
         return None
-    frame = pl.DataFrame(rows, schema={"id": pl.String, "title": pl.String, "genres": pl.String}, orient="row")
-    genres = pl.when(pl.col("genres").is_in(["", "(no genres listed)"])).then(None).otherwise(pl.col("genres"))
+    frame = pl.DataFrame(
+        rows, schema={"id": pl.String, "title": pl.String, "genres": pl.String}, orient="row"
+    )
+    genres = (
+        pl.when(pl.col("genres").is_in(["", "(no genres listed)"]))
+        .then(None)
+        .otherwise(pl.col("genres"))
+    )
     return frame.lazy().select(
         "id",
         "title",

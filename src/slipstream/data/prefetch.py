@@ -1,7 +1,8 @@
-"""Makes the next batches in a thread while the caller computes, so that cutting windows and balancing ranks cost no step time.
+"""Makes the next batches in a thread while the caller computes, so that cutting windows and
+balancing ranks cost no step time.
 
-The batches are the sampler's own, in its order; the state is that of what has been *handed out*, so a resumed run repeats what was
-made but never used.
+The batches are the sampler's own, in its order; the state is that of what has been *handed out*, so
+a resumed run repeats what was made but never used.
 """
 
 from collections import deque
@@ -25,7 +26,9 @@ class _Made:
 
 
 class PrefetchingSampler:
-    """A `TrainingSampler` that works ahead by at most `ahead` batches. Close it, or use it as a context manager."""
+    """A `TrainingSampler` that works ahead by at most `ahead` batches. Close it, or use it as a
+    context manager.
+    """
 
     def __init__(self, sampler: TrainingSampler, ahead: int = 2) -> None:
         if ahead < 1:
@@ -41,7 +44,9 @@ class PrefetchingSampler:
 
     def _make(self) -> _Made:
         batch = self._sampler.next_batch()
-        return _Made(batch, self._sampler.state_dict(), self._sampler.epoch, self._sampler.at_epoch_end)
+        return _Made(
+            batch, self._sampler.state_dict(), self._sampler.epoch, self._sampler.at_epoch_end
+        )
 
     def next_batch(self) -> JaggedBatch:
         """The next batch of the sampler; whatever it raises is raised here."""

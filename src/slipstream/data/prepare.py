@@ -1,4 +1,6 @@
-"""`prepare`: a known data set, or a log of one's own, becomes a sequence store. Whole or not at all."""
+"""`prepare`: a known data set, or a log of one's own, becomes a sequence store. Whole or not at
+all.
+"""
 
 import contextlib
 import os
@@ -11,7 +13,14 @@ from typing import Any
 import polars as pl
 
 from slipstream.data.catalogue import ENTRIES, NAMES, remote_of
-from slipstream.data.download import cache_directory, extract, fetch, md5_of, require_whole, wrong_md5
+from slipstream.data.download import (
+    cache_directory,
+    extract,
+    fetch,
+    md5_of,
+    require_whole,
+    wrong_md5,
+)
 from slipstream.data.ingest import ORDER, Filters, ingest
 from slipstream.data.raw_log import Columns, RawLog, polars_errors_are_sentences, scan_files
 from slipstream.data.store import ITEMS, META, SEQUENCES, USERS, SequenceStore
@@ -47,19 +56,30 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
 ) -> SequenceStore:
-    """Prepare the data set `name` of the catalogue, or the log at the path `name`, into the directory `out`, and open it."""
+    """Prepare the data set `name` of the catalogue, or the log at the path `name`, into the
+    directory `out`, and open it.
+    """
     choices, out = choices or Choices(), Path(out)
     say = progress or (lambda what, done, total: None)
     if choices.order != ORDER:
-        raise SlipstreamError(f"unknown order '{choices.order}'; the one order is '{ORDER}': by time, equal times in file order")
+        raise SlipstreamError(
+            f"unknown order '{choices.order}'; the one order is '{ORDER}': by time, equal times "
+            "in file order"
+        )
     _check_output(out, force)
     known = ENTRIES.get(str(name))
     with _scratch_beside(out) as scratch:
         log = _open_log(str(name), choices, scratch, say)
         base = known.filters if known else Filters()
-        given = {key: getattr(choices, key) for key in ("min_item_count", "min_user_count", "k_core")}
+        given = {
+            key: getattr(choices, key) for key in ("min_item_count", "min_user_count", "k_core")
+        }
         filters = replace(base, **{key: value for key, value in given.items() if value is not None})
-        log = replace(log, source={"name": str(name) if known or str(name) == "synthetic" else Path(name).name} | log.source)
+        log = replace(
+            log,
+            source={"name": str(name) if known or str(name) == "synthetic" else Path(name).name}
+            | log.source,
+        )
         with atomic_directory(out) as directory:
             ingest(log, directory, filters, progress=say)
     return SequenceStore.open(out)
@@ -70,28 +90,39 @@ def _check_output(out: Path, force: bool) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise SlipstreamError(f"{out} is a file, but the store is a directory; choose another --out")
+        raise SlipstreamError(
+            f"{out} is a file, but the store is a directory; choose another --out"
+        )
     there = {path.name for path in out.iterdir()}
     if there and not force:
-        raise SlipstreamError(f"{out} exists already; choose another --out, or pass --force to replace it")
+        raise SlipstreamError(
+            f"{out} exists already; choose another --out, or pass --force to replace it"
+        )
     foreign = sorted(there - {SEQUENCES, ITEMS, USERS, META, "inspect.png"})
     if foreign:
         raise SlipstreamError(
-            f"{out} holds '{foreign[0]}', which is no part of a store, so it is not replaced; choose another --out"
+            f"{out} holds '{foreign[0]}', which is no part of a store, so it is not replaced; "
+            "choose another --out"
         )
 
 
 @contextlib.contextmanager
 def _scratch_beside(out: Path) -> Iterator[Path]:
-    """A working folder on the disk of the result, gone afterwards whatever happens; a failing disk or reader is one sentence."""
+    """A working folder on the disk of the result, gone afterwards whatever happens; a failing disk
+    or reader is one sentence.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.scratch.", dir=out.parent) as scratch:
             yield Path(scratch)
     except OSError as error:
-        raise SlipstreamError(f"could not prepare {out}: {error.strerror or error}; nothing was left behind") from error
+        raise SlipstreamError(
+            f"could not prepare {out}: {error.strerror or error}; nothing was left behind"
+        ) from error
     except pl.exceptions.PolarsError as error:
-        raise SlipstreamError(f"could not prepare {out}: {str(error).splitlines()[0]}; nothing was left behind") from error
+        raise SlipstreamError(
+            f"could not prepare {out}: {str(error).splitlines()[0]}; nothing was left behind"
+        ) from error
 
 
 def _open_log(name: str, choices: Choices, scratch: Path, say: Progress) -> RawLog:
@@ -114,7 +145,12 @@ def _open_known(name: str, choices: Choices, scratch: Path, say: Progress) -> Ra
         raise SlipstreamError(f"--source {source} does not exist")
     facts: dict[str, Any] = {"path": source.name, "terms": entry.terms}
     if source.is_file():
-        facts |= _checked(source, remote.md5 if source.name == remote.file_name or source.name.endswith(ARCHIVES) else None)
+        facts |= _checked(
+            source,
+            remote.md5
+            if source.name == remote.file_name or source.name.endswith(ARCHIVES)
+            else None,
+        )
     root = source
     if source.name.endswith(ARCHIVES):
         say(f"unpacking {source.name}", 0, 0)
@@ -138,7 +174,9 @@ def _unpack(source: Path, root: Path) -> None:
 
 
 def _checked(source: Path, md5: str | None) -> dict[str, Any]:
-    """The md5 of a file for the record; where it is known it has to agree, unless the archive itself is broken (said then)."""
+    """The md5 of a file for the record; where it is known it has to agree, unless the archive
+    itself is broken (said then).
+    """
     found = md5_of(source)
     if md5 is not None and found != md5:
         require_whole(source)
@@ -150,7 +188,9 @@ def _tables_in(path: Path) -> Sequence[Path]:
     if path.is_file():
         if path.name.endswith(TABLES) or path.stat().st_size == 0:
             return [path]
-        raise SlipstreamError(f"{path} is neither CSV nor Parquet (.csv, .csv.gz, .parquet); convert it first")
+        raise SlipstreamError(
+            f"{path} is neither CSV nor Parquet (.csv, .csv.gz, .parquet); convert it first"
+        )
     found = sorted(child for child in path.iterdir() if child.name.endswith(TABLES))
     if not found:
         raise SlipstreamError(f"{path} holds no CSV or Parquet file")
@@ -158,13 +198,21 @@ def _tables_in(path: Path) -> Sequence[Path]:
 
 
 def own_log(paths: Sequence[Path], columns: Columns, time_unit: str) -> RawLog:
-    """A user's own CSV or Parquet files as one log, in the order of their names; titles come from the log itself."""
+    """A user's own CSV or Parquet files as one log, in the order of their names; titles come from
+    the log itself.
+    """
     raw = scan_files(paths)
-    source = {"path": str(paths[0].name), "files": len(paths), "columns": columns.__dict__ | {"actions": list(columns.actions)}}
-    log = RawLog(raw, columns, time_unit=time_unit, source=source, untyped=".csv" in paths[0].suffixes)
+    source = {
+        "path": str(paths[0].name),
+        "files": len(paths),
+        "columns": columns.__dict__ | {"actions": list(columns.actions)},
+    }
+    log = RawLog(
+        raw, columns, time_unit=time_unit, source=source, untyped=".csv" in paths[0].suffixes
+    )
     if columns.title is None:
         return log
-    items = raw.select(id=pl.col(columns.item).cast(pl.String), title=pl.col(columns.title).cast(pl.String)).unique(
-        "id", keep="first"
-    )
+    items = raw.select(
+        id=pl.col(columns.item).cast(pl.String), title=pl.col(columns.title).cast(pl.String)
+    ).unique("id", keep="first")
     return replace(log, items=items)

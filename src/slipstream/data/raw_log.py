@@ -1,6 +1,8 @@
-"""A raw log as it was found: a lazy frame, which of its columns say who, what and when, and what is known of items and users.
+"""A raw log as it was found: a lazy frame, which of its columns say who, what and when, and what is
+known of items and users.
 
-Nothing is read here but schemas and, when a check fails, the one row to name. Every failed check is one sentence that says where.
+Nothing is read here but schemas and, when a check fails, the one row to name. Every failed check is
+one sentence that says where.
 """
 
 import re
@@ -33,7 +35,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class RawLog:
-    """A log not yet read. `items` and `users` have a column `id`, perhaps `title`, and categorical features under their names."""
+    """A log not yet read. `items` and `users` have a column `id`, perhaps `title`, and categorical
+    features under their names.
+    """
 
     raw: pl.LazyFrame
     columns: Columns
@@ -43,11 +47,15 @@ class RawLog:
     source: dict[str, Any] = field(default_factory=dict)
     untyped: bool = True  # as in CSV: text that is whole numbers throughout means numbers
     schema: pl.Schema = field(init=False)
-    dated: bool = field(init=False, default=False)  # whether the time column is text like 2024-05-01 12:30:00
+    dated: bool = field(
+        init=False, default=False
+    )  # whether the time column is text like 2024-05-01 12:30:00
 
     def __post_init__(self) -> None:
         if self.time_unit not in UNITS:
-            raise SlipstreamError(f"unknown time unit '{self.time_unit}'{did_you_mean(self.time_unit, UNITS)}")
+            raise SlipstreamError(
+                f"unknown time unit '{self.time_unit}'{did_you_mean(self.time_unit, UNITS)}"
+            )
         with polars_errors_are_sentences(self.source.get("path", "the log")):
             object.__setattr__(self, "schema", self.raw.collect_schema())
         wanted = {"user": self.columns.user, "item": self.columns.item, "time": self.columns.time}
@@ -56,16 +64,29 @@ class RawLog:
         for role, name in wanted.items():
             if name not in self.schema:
                 raise SlipstreamError(
-                    f"the log has no column '{name}' for the {role.split()[0]}{did_you_mean(name, self.schema.names())}"
+                    f"the log has no column '{name}' for the "
+                    f"{role.split()[0]}{did_you_mean(name, self.schema.names())}"
                 )
 
         if self.schema[self.columns.time] == pl.String:
             with polars_errors_are_sentences(self.source.get("path", "the log")):
-                first = self.raw.select(self.columns.time).head(100).collect(engine="streaming").to_series().drop_nulls()
-            object.__setattr__(self, "dated", bool(len(first)) and re.match(r"\s*\d{4}-\d\d-\d\d", first[0]) is not None)
+                first = (
+                    self.raw.select(self.columns.time)
+                    .head(100)
+                    .collect(engine="streaming")
+                    .to_series()
+                    .drop_nulls()
+                )
+            object.__setattr__(
+                self,
+                "dated",
+                bool(len(first)) and re.match(r"\s*\d{4}-\d\d-\d\d", first[0]) is not None,
+            )
 
     def expressions(self) -> dict[str, pl.Expr]:
-        """Canonical columns: `user`, `item` (int64 or text), `time` (int64, in the log's unit), `action:<name>` (float32)."""
+        """Canonical columns: `user`, `item` (int64 or text), `time` (int64, in the log's unit),
+        `action:<name>` (float32).
+        """
         named = {
             "user": _id_expression(self.columns.user, self.schema[self.columns.user], "user"),
             "item": _id_expression(self.columns.item, self.schema[self.columns.item], "item"),
@@ -83,11 +104,24 @@ class RawLog:
     def per_second(self) -> int:
         """How many of the canonical time column's units make a second."""
         dtype = self.schema[self.columns.time]
-        return UNITS["us"] if self.dated or isinstance(dtype, pl.Datetime) else 1 if dtype == pl.Date else UNITS[self.time_unit]
+        return (
+            UNITS["us"]
+            if self.dated or isinstance(dtype, pl.Datetime)
+            else 1
+            if dtype == pl.Date
+            else UNITS[self.time_unit]
+        )
 
     def first_offender(self, column: str, bad: pl.Expr) -> tuple[int, Any]:
-        """The first row (counted from 1, header not counted) where `bad` holds, and what the original column has there."""
-        row = self.raw.with_row_index("#").with_columns(bad.alias("#bad")).filter(pl.col("#bad")).head(1)
+        """The first row (counted from 1, header not counted) where `bad` holds, and what the
+        original column has there.
+        """
+        row = (
+            self.raw.with_row_index("#")
+            .with_columns(bad.alias("#bad"))
+            .filter(pl.col("#bad"))
+            .head(1)
+        )
         found = row.select("#", column).collect(engine="streaming")
         return int(found.item(0, 0)) + 1, found.item(0, 1)
 
@@ -114,14 +148,19 @@ def _id_expression(name: str, dtype: pl.DataType, role: str) -> pl.Expr:
         return pl.col(name).cast(pl.Int64, strict=False)
     if dtype in (pl.String, pl.Categorical, pl.Enum):
         return pl.col(name).cast(pl.String)
-    raise SlipstreamError(f"{role} column '{name}' holds {dtype}, but ids must be whole numbers or text; convert the column first")
+    raise SlipstreamError(
+        f"{role} column '{name}' holds {dtype}, but ids must be whole numbers or text; convert "
+        "the column first"
+    )
 
 
 def _time_expression(name: str, dtype: pl.DataType, dated: bool) -> pl.Expr:
     column = pl.col(name)
     if dated:
         plain = column.str.strip_chars().str.replace("T", " ", literal=True).str.strip_suffix("Z")
-        return pl.coalesce(*[plain.str.to_datetime(shape, time_unit="us", strict=False) for shape in DATES]).dt.epoch("us")
+        return pl.coalesce(
+            *[plain.str.to_datetime(shape, time_unit="us", strict=False) for shape in DATES]
+        ).dt.epoch("us")
     if isinstance(dtype, pl.Datetime):
         return column.dt.epoch("us")
     if dtype == pl.Date:
@@ -133,7 +172,9 @@ def _time_expression(name: str, dtype: pl.DataType, dated: bool) -> pl.Expr:
     if dtype == pl.String:
         trimmed = column.str.strip_chars()
         whole = trimmed.cast(pl.Int64, strict=False)
-        return pl.coalesce(whole, trimmed.cast(pl.Float64, strict=False).floor().cast(pl.Int64, strict=False))
+        return pl.coalesce(
+            whole, trimmed.cast(pl.Float64, strict=False).floor().cast(pl.Int64, strict=False)
+        )
     raise SlipstreamError(f"time column '{name}' holds {dtype}, but it must hold numbers or dates")
 
 
@@ -146,14 +187,20 @@ def _action_expression(name: str, dtype: pl.DataType) -> pl.Expr:
         spelled = pl.when(text == "true").then(1.0).when(text == "false").then(0.0)
         number = spelled.otherwise(text.cast(pl.Float64, strict=False)).cast(pl.Float32)
     else:
-        raise SlipstreamError(f"action column '{name}' holds {dtype}, but it must hold numbers or true/false")
+        raise SlipstreamError(
+            f"action column '{name}' holds {dtype}, but it must hold numbers or true/false"
+        )
     return pl.when(number.is_finite()).then(number)
 
 
 def check_values(log: RawLog, facts: dict[str, Any]) -> None:
-    """Raise the one sentence for the first thing wrong. `facts`: `rows`, `nulls` by canonical column, `min_time`, `max_time`."""
+    """Raise the one sentence for the first thing wrong. `facts`: `rows`, `nulls` by canonical
+    column, `min_time`, `max_time`.
+    """
     if facts["rows"] == 0:
-        raise SlipstreamError(f"{log.source.get('path', 'the log')} is empty: there is nothing to prepare")
+        raise SlipstreamError(
+            f"{log.source.get('path', 'the log')} is empty: there is nothing to prepare"
+        )
     named = {"user": log.columns.user, "item": log.columns.item, "time": log.columns.time}
     named |= {f"{ACTION}{name}": name for name in log.columns.actions}
     expressions = log.expressions()
@@ -164,13 +211,15 @@ def check_values(log: RawLog, facts: dict[str, Any]) -> None:
     if facts["min_time"] < 0:
         row, value = log.first_offender(log.columns.time, expressions["time"] < 0)
         raise SlipstreamError(
-            f"time column '{log.columns.time}' is negative in row {row} ({value}); times count from 1970, drop or mend such rows"
+            f"time column '{log.columns.time}' is negative in row {row} ({value}); times count "
+            "from 1970, drop or mend such rows"
         )
     limit = LAST_SECOND * log.per_second
     if facts["max_time"] > limit:
         row, value = log.first_offender(log.columns.time, expressions["time"] > limit)
         raise SlipstreamError(
-            f"time column '{log.columns.time}' has {value} in row {row}, beyond the year 9999 when read in '{log.time_unit}'; "
+            f"time column '{log.columns.time}' has {value} in row {row}, beyond the year 9999 "
+            f"when read in '{log.time_unit}'; "
             "give the right --time-unit (s, ms, us or ns)"
         )
 
@@ -180,12 +229,20 @@ def _bad_value(canonical: str, column: str, row: int, value: Any) -> str:
     if value is None or value == "":
         return f"{role} column '{column}' is empty in row {row}; fill it in or drop the row"
     if role in ("user", "item"):
-        return f"{role} id {value} in row {row} is larger than {LARGEST}; ids must fit in 64 signed bits or be text"
-    return f"{role} column '{column}' has '{value}' in row {row}, which is not a usable number; mend or drop the row"
+        return (
+            f"{role} id {value} in row {row} is larger than {LARGEST}; ids must fit in 64 "
+            "signed bits or be text"
+        )
+    return (
+        f"{role} column '{column}' has '{value}' in row {row}, which is not a usable number; "
+        "mend or drop the row"
+    )
 
 
 def scan_files(paths: Sequence[Path], **csv_options: Any) -> pl.LazyFrame:
-    """A lazy frame over CSV (also gzipped) or Parquet files, in the order given. CSV columns stay text until they are checked."""
+    """A lazy frame over CSV (also gzipped) or Parquet files, in the order given. CSV columns stay
+    text until they are checked.
+    """
     kinds = {"parquet" if path.suffix in (".parquet", ".pq") else "csv" for path in paths}
     if len(kinds) != 1:
         raise SlipstreamError(f"{paths[0].parent} mixes CSV and Parquet logs; keep one kind")

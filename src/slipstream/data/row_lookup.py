@@ -1,15 +1,21 @@
-"""From original int64 ids to rows, a million at a time: an open-addressing hash table in plain arrays.
+"""From original int64 ids to rows, a million at a time: an open-addressing hash table in plain
+arrays.
 
-Several times faster than a join or a binary search for the two lookups every behaviour of a log needs.
+Several times faster than a join or a binary search for the two lookups every behaviour of a log
+needs.
 """
 
 import numpy as np
 
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # odd, so multiplying by it loses nothing; its top bits mix all bits of the id
+_SPREAD = np.uint64(
+    0x9E3779B97F4A7C15
+)  # odd, so multiplying by it loses nothing; its top bits mix all bits of the id
 
 
 class RowLookup:
-    """Rows 0, 1, 2 … of distinct ids. At most a quarter of the slots is taken, so most lookups end at their first slot."""
+    """Rows 0, 1, 2 … of distinct ids. At most a quarter of the slots is taken, so most lookups end
+    at their first slot.
+    """
 
     def __init__(self, ids_V: np.ndarray) -> None:
         bits = max(4, (4 * ids_V.size).bit_length())
@@ -19,7 +25,9 @@ class RowLookup:
         slots, rows = self._slots(ids_V), np.arange(ids_V.size)
         while rows.size:
             free = self._rows[slots] < 0
-            self._rows[slots[free]] = rows[free]  # of several ids that want one slot the last gets it
+            self._rows[slots[free]] = rows[
+                free
+            ]  # of several ids that want one slot the last gets it
             left = self._rows[slots] != rows
             slots, rows = (slots[left] + 1) & self._mask, rows[left]
         taken = self._rows >= 0
@@ -27,7 +35,9 @@ class RowLookup:
 
     def _slots(self, ids: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return ((ids.astype(np.int64, copy=False).view(np.uint64) * _SPREAD) >> self._shift).view(np.int64)
+            return (
+                (ids.astype(np.int64, copy=False).view(np.uint64) * _SPREAD) >> self._shift
+            ).view(np.int64)
 
     def rows(self, ids_T: np.ndarray) -> np.ndarray:
         """The row of every id; -1 for an id that is not known."""

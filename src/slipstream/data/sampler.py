@@ -1,7 +1,9 @@
-"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches by count or by token budget.
+"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches by
+count or by token budget.
 
-Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers. `batch_size` and `token_budget`
-describe the *global* batch; `rank` takes its part of it. All ranks walk the same order and take the same number of steps.
+Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers.
+`batch_size` and `token_budget` describe the *global* batch; `rank` takes its part of it. All ranks
+walk the same order and take the same number of steps.
 """
 
 from collections.abc import Iterator
@@ -24,19 +26,37 @@ class SamplerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_len: int = Field(200, ge=1, description="tokens of a window at most: the most recent ones of the training part")
-    batch_size: int | None = Field(None, ge=1, description="users per global batch (128 unless token_budget is given)")
+    max_len: int = Field(
+        200,
+        ge=1,
+        description="tokens of a window at most: the most recent ones of the training part",
+    )
+    batch_size: int | None = Field(
+        None, ge=1, description="users per global batch (128 unless token_budget is given)"
+    )
     token_budget: int | None = Field(
-        None, ge=1, description="tokens per global batch; a window longer than it is a batch of its own"
+        None,
+        ge=1,
+        description="tokens per global batch; a window longer than it is a batch of its own",
     )
     stochastic_length: float | None = Field(
-        None, gt=1, le=2, description="HSTU's alpha: long windows are cut to max_len^(alpha/2) at random"
+        None,
+        gt=1,
+        le=2,
+        description="HSTU's alpha: long windows are cut to max_len^(alpha/2) at random",
     )
-    min_len: int = Field(1, ge=1, description="users whose window has fewer tokens are left out of training")
-    balance: Balance = Field("none", description="how a global batch is shared over ranks: none, lpt or karmarkar_karp")
+    min_len: int = Field(
+        1, ge=1, description="users whose window has fewer tokens are left out of training"
+    )
+    balance: Balance = Field(
+        "none", description="how a global batch is shared over ranks: none, lpt or karmarkar_karp"
+    )
     cost_linear: float = Field(1.0, ge=0, description="predicted cost of a token")
     cost_quadratic: float = Field(
-        0.0, ge=0, description="predicted cost of a pair of tokens (a length-n window costs this times n squared)"
+        0.0,
+        ge=0,
+        description="predicted cost of a pair of tokens (a length-n window costs this times n "
+        "squared)",
     )
 
     @model_validator(mode="after")
@@ -49,7 +69,9 @@ class SamplerConfig(BaseModel):
 
 
 class TrainingSampler:
-    """Endless batches over epochs. A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours."""
+    """Endless batches over epochs. A retrieval window is `max_len` (input, next) pairs, a ranking
+    window `max_len` behaviours.
+    """
 
     def __init__(
         self,
@@ -71,7 +93,10 @@ class TrainingSampler:
         self._windows_U = np.minimum(self._ends_U - (task == "retrieval"), config.max_len)
         self._users = np.flatnonzero(self._windows_U >= config.min_len)
         if self._users.size == 0:
-            raise SlipstreamError(f"no user has enough behaviours to train on (at least {config.min_len} after holding some out)")
+            raise SlipstreamError(
+                f"no user has enough behaviours to train on (at least {config.min_len} after "
+                "holding some out)"
+            )
         self.epoch, self._step = 0, 0
         self._plan = self._plan_epoch(0)
         self.steps_per_epoch = len(self._plan.starts)
@@ -86,7 +111,9 @@ class TrainingSampler:
         return batch
 
     def epoch_batches(self) -> Iterator[JaggedBatch]:
-        """The batches left in this epoch (all of them at its start). Afterwards the sampler stands at the next epoch's first."""
+        """The batches left in this epoch (all of them at its start). Afterwards the sampler stands
+        at the next epoch's first.
+        """
         if self.at_epoch_end:
             self.epoch, self._step = self.epoch + 1, 0
             self._plan = self._plan_epoch(self.epoch)
@@ -107,7 +134,8 @@ class TrainingSampler:
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise SlipstreamError(
-                    f"cannot go on where the sampler stopped: its {name} was {state.get(name)!r}, now it is {value!r}; "
+                    f"cannot go on where the sampler stopped: its {name} was {state.get(name)!r}, "
+                    f"now it is {value!r}; "
                     "use the same data and sampler settings, or start a new run"
                 )
         self.epoch, self._step = int(state["epoch"]), int(state["step"])
@@ -116,16 +144,27 @@ class TrainingSampler:
     def _identity(self) -> dict[str, Any]:
         same_batches = self.config.model_dump(exclude={"balance", "cost_linear", "cost_quadratic"})
         held_out = [self.split.validation, self.split.test]
-        return {"seed": self.seed, "task": self.task, "store": self.store.digest, "held_out": held_out, **same_batches}
+        return {
+            "seed": self.seed,
+            "task": self.task,
+            "store": self.store.digest,
+            "held_out": held_out,
+            **same_batches,
+        }
 
     def _plan_epoch(self, epoch: int) -> "_Plan":
-        order = np.random.default_rng([_unsigned(self.seed), epoch, 0]).permutation(self._users.size)
+        order = np.random.default_rng([_unsigned(self.seed), epoch, 0]).permutation(
+            self._users.size
+        )
         users = self._users[order]
         lengths = self._windows_U[users]
         alpha = self.config.stochastic_length
         if alpha is not None:
-            # One draw per user of the store, in store order: the draw hangs on (seed, epoch, user) alone.
-            draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(self._windows_U.size)
+            # One draw per user of the store, in store order: the draw hangs on (seed, epoch, user)
+            # alone.
+            draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(
+                self._windows_U.size
+            )
             lengths = stochastic_lengths(lengths, draws_U[users], self.config.max_len, alpha)
         if self.config.token_budget is not None:
             starts = _budget_starts(lengths, self.config.token_budget)
@@ -144,22 +183,40 @@ class TrainingSampler:
             cost=Cost(self.config.cost_linear, self.config.cost_quadratic),
             by_tokens=self.config.token_budget is not None,
         )
-        users_B, lengths_B, known_B = plan.users[mine], plan.lengths[mine], self._ends_U[plan.users[mine]]
+        users_B, lengths_B, known_B = (
+            plan.users[mine],
+            plan.lengths[mine],
+            self._ends_U[plan.users[mine]],
+        )
         ends_B = known_B - (self.task == "retrieval")
-        return cut_windows(self.store, users_B, ends_B - lengths_B, ends_B, known_B, np.zeros_like(ends_B), self.task)
+        return cut_windows(
+            self.store,
+            users_B,
+            ends_B - lengths_B,
+            ends_B,
+            known_B,
+            np.zeros_like(ends_B),
+            self.task,
+        )
 
 
 class _Plan:
-    """One epoch: users in order, the tokens of each one's window, and where each global batch starts."""
+    """One epoch: users in order, the tokens of each one's window, and where each global batch
+    starts.
+    """
 
     def __init__(self, users: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
         self.users, self.lengths, self.starts = users, lengths, starts
 
 
-def stochastic_lengths(lengths: np.ndarray, draws: np.ndarray, max_len: int, alpha: float) -> np.ndarray:
-    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with probability max_len^alpha / n^2.
+def stochastic_lengths(
+    lengths: np.ndarray, draws: np.ndarray, max_len: int, alpha: float
+) -> np.ndarray:
+    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with
+    probability max_len^alpha / n^2.
 
-    Otherwise its most recent max_len^(alpha/2) tokens are taken, so that attention costs about max_len^alpha instead of n^2.
+    Otherwise its most recent max_len^(alpha/2) tokens are taken, so that attention costs about
+    max_len^alpha instead of n^2.
     """
     threshold = max(1, int(max_len ** (alpha / 2)))
     stays = draws * lengths.astype(np.float64) ** 2 < max_len**alpha
@@ -167,7 +224,9 @@ def stochastic_lengths(lengths: np.ndarray, draws: np.ndarray, max_len: int, alp
 
 
 def _budget_starts(lengths: np.ndarray, budget: int) -> np.ndarray:
-    """First sample of each batch when batches are filled in order until the next window would not fit."""
+    """First sample of each batch when batches are filled in order until the next window would not
+    fit.
+    """
     ends = np.cumsum(lengths)
     starts, at = [], 0
     while at < lengths.size:
@@ -191,9 +250,11 @@ def evaluation_batches(
     task: Task = "retrieval",
     holdout: Split | None = None,
 ) -> Iterator[JaggedBatch]:
-    """Every user that can be split, in store order, with the most recent `max_len` tokens before the end of the wanted part.
+    """Every user that can be split, in store order, with the most recent `max_len` tokens before
+    the end of the wanted part.
 
-    For retrieval the last token asks for the last held-out behaviour; for ranking the held-out behaviours are tokens themselves.
+    For retrieval the last token asks for the last held-out behaviour; for ranking the held-out
+    behaviours are tokens themselves.
     """
     if split not in ("validation", "test"):
         raise ValueError(f"split must be 'validation' or 'test', got {split!r}")
@@ -210,4 +271,6 @@ def evaluation_batches(
         starts = np.arange(0, users.size, batch_size or 128)
     for begin, end in zip(starts, [*starts[1:], users.size], strict=True):
         part = slice(begin, end)
-        yield cut_windows(store, users[part], begins[part], ends[part], known[part], asked_from[part], task)
+        yield cut_windows(
+            store, users[part], begins[part], ends[part], known[part], asked_from[part], task
+        )

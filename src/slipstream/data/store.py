@@ -1,13 +1,17 @@
-"""The sequence store: one user's behaviours after the other in Arrow IPC files, memory-mapped and read without a copy.
+"""The sequence store: one user's behaviours after the other in Arrow IPC files, memory-mapped and
+read without a copy.
 
 A store is a directory of four files:
 
-    sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one `action:<name>` per action
-    items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one `feature:<name>` dictionary column each
+    sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
+                      `action:<name>` per action
+    items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one
+                      `feature:<name>` dictionary column each
     users.arrow       the same for users
     store.json        format, counts, order rule, filters, source, digest
 
-Every file holds a single record batch, so a column is one contiguous buffer of the mapping whatever its size.
+Every file holds a single record batch, so a column is one contiguous buffer of the mapping whatever
+its size.
 """
 
 import hashlib
@@ -31,7 +35,9 @@ ACTION, FEATURE = "action:", "feature:"
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical column of a vocabulary. Code 0 means "not known"; known labels count from 1, in ascending order."""
+    """A categorical column of a vocabulary. Code 0 means "not known"; known labels count from 1, in
+    ascending order.
+    """
 
     codes: np.ndarray  # int64, one per row of the vocabulary
     cardinality: int  # number of codes, 0 included
@@ -49,7 +55,9 @@ class Feature:
 
 
 class Vocabulary:
-    """Original ids (int64 or text) and the rows that stand for them. Ids ascend, so a lookup is a binary search on the mapping."""
+    """Original ids (int64 or text) and the rows that stand for them. Ids ascend, so a lookup is a
+    binary search on the mapping.
+    """
 
     def __init__(self, ids: pa.Array, titles: pa.Array | None, noun: str) -> None:
         self._ids, self._titles, self._noun = ids, titles, noun
@@ -70,7 +78,9 @@ class Vocabulary:
         return self._titles[row].as_py() if self._titles is not None else None
 
     def find(self, original: int | str) -> int | None:
-        """The row of an original id, or None. Text is read as a number where the vocabulary holds numbers."""
+        """The row of an original id, or None. Text is read as a number where the vocabulary holds
+        numbers.
+        """
         key = _as_key(original, self.numeric)
         if key is None:
             return None
@@ -85,7 +95,8 @@ class Vocabulary:
         row = self.find(original)
         if row is None:
             raise SlipstreamError(
-                f"{self._noun} '{original}' is not in this data; its {len(self):,} {self._noun} ids run from "
+                f"{self._noun} '{original}' is not in this data; its {len(self):,} {self._noun} "
+                "ids run from "
                 f"{self.id(0)} to {self.id(len(self) - 1)}"
             )
         return row
@@ -102,10 +113,17 @@ def _as_key(original: int | str, numeric: bool) -> int | str | None:
 
 
 class SequenceStore:
-    """An opened store. Arrays are views of the mapped files: nothing is read before it is touched, nothing is copied."""
+    """An opened store. Arrays are views of the mapped files: nothing is read before it is touched,
+    nothing is copied.
+    """
 
     def __init__(
-        self, directory: Path, meta: dict[str, Any], sequences: pa.RecordBatch, items: pa.RecordBatch, users: pa.RecordBatch
+        self,
+        directory: Path,
+        meta: dict[str, Any],
+        sequences: pa.RecordBatch,
+        items: pa.RecordBatch,
+        users: pa.RecordBatch,
     ):
         self.directory, self.meta = directory, meta
         lists = {name: sequences.column(name) for name in sequences.schema.names if name != "user"}
@@ -126,19 +144,31 @@ class SequenceStore:
         directory = Path(directory)
         if not (directory / META).is_file():
             raise SlipstreamError(
-                f"{directory} holds no prepared data (no {META}); make it with `slipstream data prepare … --out {directory}`"
+                f"{directory} holds no prepared data (no {META}); make it with `slipstream data "
+                f"prepare … --out {directory}`"
             )
         meta = read_json(directory / META)
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-            raise SlipstreamError(f"{directory} is not a store of format {FORMAT}; prepare the data again")
+            raise SlipstreamError(
+                f"{directory} is not a store of format {FORMAT}; prepare the data again"
+            )
         batches = [_map_batch(directory / name) for name in (SEQUENCES, ITEMS, USERS)]
         try:
             store = cls(directory, meta, *batches)
         except (KeyError, pa.ArrowInvalid, AttributeError) as error:
-            raise SlipstreamError(f"{directory} does not have the columns of a store ({error}); prepare the data again") from error
-        found = {"users": store.num_users, "items": store.num_items, "behaviours": store.num_behaviours}
+            raise SlipstreamError(
+                f"{directory} does not have the columns of a store ({error}); prepare the data "
+                "again"
+            ) from error
+        found = {
+            "users": store.num_users,
+            "items": store.num_items,
+            "behaviours": store.num_behaviours,
+        }
         if found != {name: meta.get(name) for name in found}:
-            raise SlipstreamError(f"{directory} holds {found}, but its {META} says otherwise; prepare the data again")
+            raise SlipstreamError(
+                f"{directory} holds {found}, but its {META} says otherwise; prepare the data again"
+            )
         return store
 
     @property
@@ -179,8 +209,12 @@ def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str,
         if name.startswith(FEATURE):
             column = batch.column(name)
             codes = column.indices.to_numpy(zero_copy_only=True)
-            features[name.removeprefix(FEATURE)] = Feature(codes, len(column.dictionary), column.dictionary)
-    return Vocabulary(batch.column("id"), batch.column("title") if "title" in names else None, noun), features
+            features[name.removeprefix(FEATURE)] = Feature(
+                codes, len(column.dictionary), column.dictionary
+            )
+    return Vocabulary(
+        batch.column("id"), batch.column("title") if "title" in names else None, noun
+    ), features
 
 
 def write_store(
@@ -193,16 +227,24 @@ def write_store(
     users: pa.Table,
     meta: dict[str, Any],
 ) -> None:
-    """Write the four files into `directory` (best a temporary one of `atomic_directory`); counts and digest join `meta`."""
+    """Write the four files into `directory` (best a temporary one of `atomic_directory`); counts
+    and digest join `meta`.
+    """
     offsets = pa.array(offsets_U1, type=pa.int64())
     columns: dict[str, pa.Array] = {"user": pa.array(np.arange(offsets_U1.size - 1))}
-    values = {"items": items_N, "timestamps": timestamps_N} | {f"{ACTION}{name}": actions[name] for name in sorted(actions)}
+    values = {"items": items_N, "timestamps": timestamps_N} | {
+        f"{ACTION}{name}": actions[name] for name in sorted(actions)
+    }
     for name, array in values.items():
         columns[name] = pa.LargeListArray.from_arrays(offsets, pa.array(array))
     _write_batch(directory / SEQUENCES, pa.record_batch(columns))
     for name, table in ((ITEMS, items), (USERS, users)):
         _write_batch(directory / name, table.combine_chunks().to_batches()[0])
-    counts = {"users": int(offsets_U1.size - 1), "items": items.num_rows, "behaviours": int(items_N.size)}
+    counts = {
+        "users": int(offsets_U1.size - 1),
+        "items": items.num_rows,
+        "behaviours": int(items_N.size),
+    }
     digest = content_digest(offsets_U1, values, items, users)
     write_json(directory / META, {"format": FORMAT} | counts | meta | {"digest": digest})
 
@@ -212,7 +254,9 @@ def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
         writer.write_batch(batch)
 
 
-def content_digest(offsets_U1: np.ndarray, values: dict[str, np.ndarray], items: pa.Table, users: pa.Table) -> str:
+def content_digest(
+    offsets_U1: np.ndarray, values: dict[str, np.ndarray], items: pa.Table, users: pa.Table
+) -> str:
     """A digest of what the store says, whatever library or platform wrote it."""
     digest = hashlib.blake2b(digest_size=16)
 
@@ -236,7 +280,9 @@ def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
 
 
 def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
-    """Bytes of a vocabulary column: numbers as they are, text as lengths and characters, dictionaries as codes and labels."""
+    """Bytes of a vocabulary column: numbers as they are, text as lengths and characters,
+    dictionaries as codes and labels.
+    """
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
             yield from _array_bytes(chunk.indices.to_numpy())

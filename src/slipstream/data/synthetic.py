@@ -1,8 +1,10 @@
-"""A made-up log with what real ones have: lasting interests, Zipf popularity, lognormal lengths, actions that follow interest.
+"""A made-up log with what real ones have: lasting interests, Zipf popularity, lognormal lengths,
+actions that follow interest.
 
-Items belong to topics. A user cares for a few topics, draws most behaviours from them (popular items of a topic more often), and
-now and then anything popular. Clicks and likes are likelier where the interest is. Everything follows from the seed, whatever the
-size: users are made in blocks, each from (seed, block).
+Items belong to topics. A user cares for a few topics, draws most behaviours from them (popular
+items of a topic more often), and now and then anything popular. Clicks and likes are likelier where
+the interest is. Everything follows from the seed, whatever the size: users are made in blocks, each
+from (seed, block).
 """
 
 from collections.abc import Callable
@@ -38,21 +40,34 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.users, self.items, self.topics, self.interests, self.length_min) < 1 or self.length_max < self.length_min:
-            raise SlipstreamError(f"a synthetic log needs at least one user, item, topic, interest and behaviour each, got {self}")
+        if (
+            min(self.users, self.items, self.topics, self.interests, self.length_min) < 1
+            or self.length_max < self.length_min
+        ):
+            raise SlipstreamError(
+                "a synthetic log needs at least one user, item, topic, interest and behaviour "
+                f"each, got {self}"
+            )
 
 
 LENGTHS: dict[str, dict[str, Any]] = {
     "movielens": {},
     # Fits the published mean and median of KuaiRand-1K.
-    "kuairand-1k": {"length_mu": 8.125, "length_sigma": 0.894, "length_min": 10, "length_max": 49_332},
+    "kuairand-1k": {
+        "length_mu": 8.125,
+        "length_sigma": 0.894,
+        "length_min": 10,
+        "length_max": 49_332,
+    },
 }
 
 
 def with_lengths(shape: Synthetic, name: str) -> Synthetic:
     """The same log with the lengths of a known data set."""
     if name not in LENGTHS:
-        raise SlipstreamError(f"unknown lengths '{name}'; choose one of {', '.join(sorted(LENGTHS))}")
+        raise SlipstreamError(
+            f"unknown lengths '{name}'; choose one of {', '.join(sorted(LENGTHS))}"
+        )
     return replace(shape, **LENGTHS[name])
 
 
@@ -63,7 +78,9 @@ def draw_lengths(shape: Synthetic, users: int, generator: np.random.Generator) -
 
 
 class _Catalogue:
-    """Items laid out topic by topic with cumulated Zipf weights: one draw of a number is one draw of an item."""
+    """Items laid out topic by topic with cumulated Zipf weights: one draw of a number is one draw
+    of an item.
+    """
 
     def __init__(self, shape: Synthetic) -> None:
         generator = np.random.default_rng([shape.seed, 0])
@@ -77,11 +94,15 @@ class _Catalogue:
         edges = np.concatenate([[0.0], self.cumulated_V])[np.concatenate([[0], ends])]
         self.low_K, self.high_K = edges[:-1], edges[1:]
 
-    def draw(self, uniform_T: np.ndarray, topic_T: np.ndarray, anything_T: np.ndarray) -> np.ndarray:
+    def draw(
+        self, uniform_T: np.ndarray, topic_T: np.ndarray, anything_T: np.ndarray
+    ) -> np.ndarray:
         """One item per behaviour: from its topic, or from everything."""
         low_T = np.where(anything_T, 0.0, self.low_K[topic_T])
         high_T = np.where(anything_T, self.cumulated_V[-1], self.high_K[topic_T])
-        place_T = np.searchsorted(self.cumulated_V, low_T + uniform_T * (high_T - low_T), side="right")
+        place_T = np.searchsorted(
+            self.cumulated_V, low_T + uniform_T * (high_T - low_T), side="right"
+        )
         return self.order_V[np.minimum(place_T, self.order_V.size - 1)]
 
 
@@ -102,10 +123,14 @@ def _block(shape: Synthetic, catalogue: _Catalogue, block: int) -> pl.DataFrame:
     liked_T = (catalogue.topic_V[item_T][:, None] == cares_BI[user_T]).any(axis=1)
     click_T = generator.random(total) < np.where(liked_T, 0.7, 0.2)
     like_T = click_T & (generator.random(total) < np.where(liked_T, 0.3, 0.05))
-    gap_T = generator.exponential(np.where(generator.random(total) < 0.9, 120.0, 86_400.0)).astype(np.int64)
+    gap_T = generator.exponential(np.where(generator.random(total) < 0.9, 120.0, 86_400.0)).astype(
+        np.int64
+    )
     time_T = np.cumsum(gap_T)
     starts_B = np.cumsum(lengths_B) - lengths_B
-    time_T += np.repeat(START + generator.integers(0, 30 * 86_400, users) - time_T[starts_B], lengths_B)
+    time_T += np.repeat(
+        START + generator.integers(0, 30 * 86_400, users) - time_T[starts_B], lengths_B
+    )
     return pl.DataFrame(
         {
             "user_id": user_T + first + 1,
@@ -117,7 +142,9 @@ def _block(shape: Synthetic, catalogue: _Catalogue, block: int) -> pl.DataFrame:
     )
 
 
-def synthetic_log(shape: Synthetic, scratch: Path, progress: Callable[[str, int, int], None]) -> RawLog:
+def synthetic_log(
+    shape: Synthetic, scratch: Path, progress: Callable[[str, int, int], None]
+) -> RawLog:
     """Make the log in `scratch`, a Parquet file per block of users."""
     catalogue = _Catalogue(shape)
     paths = []
@@ -126,7 +153,12 @@ def synthetic_log(shape: Synthetic, scratch: Path, progress: Callable[[str, int,
         path = scratch / f"log_{block:06d}.parquet"
         _block(shape, catalogue, block).write_parquet(path, compression="lz4", statistics=False)
         paths.append(path)
-    items = pl.DataFrame({"id": np.arange(1, shape.items + 1), "topic": catalogue.topic_V}).with_columns(
-        title=pl.format("item {} of topic {}", "id", "topic"), topic=pl.format("{}", pl.col("topic").cast(pl.String).str.zfill(6))
+    items = pl.DataFrame(
+        {"id": np.arange(1, shape.items + 1), "topic": catalogue.topic_V}
+    ).with_columns(
+        title=pl.format("item {} of topic {}", "id", "topic"),
+        topic=pl.format("{}", pl.col("topic").cast(pl.String).str.zfill(6)),
     )
-    return RawLog(pl.scan_parquet(paths), COLUMNS, items=items.lazy(), source={"synthetic": shape.__dict__})
+    return RawLog(
+        pl.scan_parquet(paths), COLUMNS, items=items.lazy(), source={"synthetic": shape.__dict__}
+    )

@@ -1,4 +1,5 @@
-"""Cuts windows out of the mapped store and lays them end to end: the one place where a `JaggedBatch` is made.
+"""Cuts windows out of the mapped store and lays them end to end: the one place where a
+`JaggedBatch` is made.
 
 Everything is a handful of vectorised gathers over the mapping; no loop over users, no padding.
 """
@@ -17,9 +18,11 @@ Task = Literal["retrieval", "ranking"]
 
 @dataclass(frozen=True)
 class Split:
-    """How many behaviours at the end of each log are held out: first `validation` of them, then `test`.
+    """How many behaviours at the end of each log are held out: first `validation` of them, then
+    `test`.
 
-    A log too short to leave one behaviour for training is not split: all of it trains, none of it is evaluated.
+    A log too short to leave one behaviour for training is not split: all of it trains, none of it
+    is evaluated.
     """
 
     validation: int = 1
@@ -51,10 +54,12 @@ def cut_windows(
     asked_from_B: np.ndarray,
     task: Task,
 ) -> JaggedBatch:
-    """Behaviours `begins_B[b]:ends_B[b]` of each user as tokens, places counted within the user's log.
+    """Behaviours `begins_B[b]:ends_B[b]` of each user as tokens, places counted within the user's
+    log.
 
-    Behaviours from place `known_B[b]` on are not to be seen, not even as the next item of a token. `supervised_T` marks the tokens
-    that ask for a behaviour at place `asked_from_B[b]` or later: the next one for retrieval, the own one for ranking.
+    Behaviours from place `known_B[b]` on are not to be seen, not even as the next item of a token.
+    `supervised_T` marks the tokens that ask for a behaviour at place `asked_from_B[b]` or later:
+    the next one for retrieval, the own one for ranking.
     """
     lengths_B = ends_B - begins_B
     offsets_B1 = np.zeros(users_B.size + 1, dtype=np.int64)
@@ -80,5 +85,7 @@ def cut_windows(
         next_timestamps_T=tensor(store.timestamps_N[next_T]),
         supervised_T=tensor(supervised_T),
         actions={name: tensor(values_N[source_T]) for name, values_N in store.actions.items()},
-        user_features={name: tensor(feature.codes[users_B]) for name, feature in store.user_features.items()},
+        user_features={
+            name: tensor(feature.codes[users_B]) for name, feature in store.user_features.items()
+        },
     )

@@ -1,7 +1,9 @@
-"""What HSTU, FuXi and SASRec share: the tokens' way through the layers, absolute positions, and the cached prefix.
+"""What HSTU, FuXi and SASRec share: the tokens' way through the layers, absolute positions, and the
+cached prefix.
 
-A layer is given the tokens, the `View` (who sees whom, and when things happened) and, where a prefix was computed before, its keys
-and values. Everything a token's output depends on lies before it, so a prefix computed once stays true whatever follows.
+A layer is given the tokens, the `View` (who sees whom, and when things happened) and, where a
+prefix was computed before, its keys and values. Everything a token's output depends on lies before
+it, so a prefix computed once stays true whatever follows.
 """
 
 from abc import ABC, abstractmethod
@@ -12,10 +14,15 @@ import torch
 from torch import nn
 
 from slipstream.errors import SlipstreamError
-from slipstream.models.config import ModelConfig
 from slipstream.models.inputs import Layout
-from slipstream.models.jagged import join_order, leading_tokens, offsets_from_lengths, sequence_and_place
-from slipstream.ops.neighbours import dropout
+from slipstream.models.jagged import (
+    join_order,
+    leading_tokens,
+    offsets_from_lengths,
+    sequence_and_place,
+)
+from slipstream.models.model_config import ModelConfig
+from slipstream.ops.pointwise import dropout
 
 _PURPOSES = 8  # dropout places a layer may have; each draws its own mask
 _SEED_MASK = (1 << 63) - 1
@@ -23,7 +30,9 @@ _SEED_MASK = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class KV:
-    """One layer's keys and values of tokens already seen, with their times; sequence b owns `offsets_B1[b]:offsets_B1[b + 1]`."""
+    """One layer's keys and values of tokens already seen, with their times; sequence b owns
+    `offsets_B1[b]:offsets_B1[b + 1]`.
+    """
 
     k_SHK: torch.Tensor
     v_SHV: torch.Tensor
@@ -34,7 +43,12 @@ class KV:
         """Only the first `keep_B[b]` tokens of each sequence."""
         keep_B = torch.minimum(keep_B, self.offsets_B1.diff())
         rows = leading_tokens(self.offsets_B1, keep_B)
-        return KV(self.k_SHK[rows], self.v_SHV[rows], self.timestamps_S[rows], offsets_from_lengths(keep_B))
+        return KV(
+            self.k_SHK[rows],
+            self.v_SHV[rows],
+            self.timestamps_S[rows],
+            offsets_from_lengths(keep_B),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,9 @@ class View:
     token_ids_T: torch.Tensor
     num_candidates_B: torch.Tensor | None
     dropout_seed: int | None
-    join_S: torch.Tensor | None  # rows of cat([past, new]) in joined order; None: that order already
+    join_S: (
+        torch.Tensor | None
+    )  # rows of cat([past, new]) in joined order; None: that order already
 
     def join(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Each sequence's new rows behind its past ones."""
@@ -57,19 +73,31 @@ class View:
 
     def seed(self, layer: int, purpose: int = 0) -> int | None:
         """A seed of its own for every place where dropout happens; None where none does."""
-        return None if self.dropout_seed is None else (self.dropout_seed + layer * _PURPOSES + purpose) & _SEED_MASK
+        return (
+            None
+            if self.dropout_seed is None
+            else (self.dropout_seed + layer * _PURPOSES + purpose) & _SEED_MASK
+        )
 
 
 class Layer(nn.Module, ABC):
-    """A block of a backbone: `forward` gives the new tokens and the keys and values they and their past were attended with."""
+    """A block of a backbone: `forward` gives the new tokens and the keys and values they and their
+    past were attended with.
+    """
 
     @abstractmethod
-    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Called by the backbone, layer after layer."""
 
     @abstractmethod
-    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `forward` gives second, bit for bit: for the last layer of a prefix, whose own tokens nobody reads."""
+    def keys_values(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `forward` gives second, bit for bit: for the last layer of a prefix, whose own
+        tokens nobody reads.
+        """
 
 
 def joined_heads(
@@ -77,13 +105,25 @@ def joined_heads(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values by head, behind those of the past."""
     k_SHK, v_SHV = k_TF.unflatten(1, (heads, -1)), v_TF.unflatten(1, (heads, -1))
-    return (k_SHK, v_SHV) if past is None else (view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV))
+    return (
+        (k_SHK, v_SHV)
+        if past is None
+        else (view.join(past.k_SHK, k_SHK), view.join(past.v_SHV, v_SHV))
+    )
 
 
 class Backbone(nn.Module):
-    """Positions, input dropout, layers. `capacity` is the longest token stream, candidates counted as one."""
+    """Positions, input dropout, layers. `capacity` is the longest token stream, candidates counted
+    as one.
+    """
 
-    def __init__(self, config: ModelConfig, capacity: int, layers: Sequence[Layer], final_norm: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        layers: Sequence[Layer],
+        final_norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.capacity = capacity
@@ -96,11 +136,19 @@ class Backbone(nn.Module):
             nn.init.trunc_normal_(self.positions_PD, std=std, a=-2 * std, b=2 * std)
 
     def forward(
-        self, x_TD: torch.Tensor, layout: Layout, past: list[KV] | None = None, keep_kv: bool = False
+        self,
+        x_TD: torch.Tensor,
+        layout: Layout,
+        past: list[KV] | None = None,
+        keep_kv: bool = False,
     ) -> tuple[torch.Tensor, list[KV]]:
-        """Hidden rows of the tokens handed in, and with `keep_kv` each layer's keys and values of all tokens but candidates."""
+        """Hidden rows of the tokens handed in, and with `keep_kv` each layer's keys and values of
+        all tokens but candidates.
+        """
         if past is not None and len(past) != len(self.layers):
-            raise ValueError(f"a past of {len(past)} layers cannot continue a model of {len(self.layers)}")
+            raise ValueError(
+                f"a past of {len(past)} layers cannot continue a model of {len(self.layers)}"
+            )
         view = _view(layout, past)
         x_TD = self.enter(x_TD, view)
         kept: list[KV] = []
@@ -122,7 +170,9 @@ class Backbone(nn.Module):
         return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
     def _positions_T(self, view: View) -> torch.Tensor:
-        """Each new token's place in its whole sequence; all candidates stand just after the history."""
+        """Each new token's place in its whole sequence; all candidates stand just after the
+        history.
+        """
         sequence_T, place_T = sequence_and_place(view.q_offsets_B1)
         k_offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
         total_B = k_offsets_B1.diff()
@@ -131,8 +181,10 @@ class Backbone(nn.Module):
             position_T = torch.minimum(position_T, (total_B - view.num_candidates_B)[sequence_T])
         if position_T.numel() and int(position_T.max()) >= self.capacity:
             raise SlipstreamError(
-                f"a sequence of {int(position_T.max()) + 1} tokens does not fit the model's {self.capacity} positions; "
-                "cut histories to the model's max_len, or train with a larger one or without position_embedding"
+                f"a sequence of {int(position_T.max()) + 1} tokens does not fit the model's "
+                f"{self.capacity} positions; "
+                "cut histories to the model's max_len, or train with a larger one or without "
+                "position_embedding"
             )
         return position_T
 
@@ -145,12 +197,19 @@ def _view(layout: Layout, past: list[KV] | None) -> View:
     else:
         past_offsets_B1 = past[0].offsets_B1
         if past_offsets_B1.numel() != layout.offsets_B1.numel():
-            raise ValueError(f"a past of {past_offsets_B1.numel() - 1} sequences, but {layout.offsets_B1.numel() - 1} new ones")
-        if layout.past_lengths_B is not None and not torch.equal(layout.past_lengths_B, past_offsets_B1.diff()):
+            raise ValueError(
+                f"a past of {past_offsets_B1.numel() - 1} sequences, but "
+                f"{layout.offsets_B1.numel() - 1} new ones"
+            )
+        if layout.past_lengths_B is not None and not torch.equal(
+            layout.past_lengths_B, past_offsets_B1.diff()
+        ):
             raise ValueError("the layout's past lengths are not those of the keys and values given")
         k_offsets_B1, order_S = join_order(past_offsets_B1, layout.offsets_B1)
         join_S = order_S if past_offsets_B1.numel() > 2 else None
-        key_timestamps_S = torch.cat([past[0].timestamps_S, layout.timestamps_T]).index_select(0, order_S)
+        key_timestamps_S = torch.cat([past[0].timestamps_S, layout.timestamps_T]).index_select(
+            0, order_S
+        )
     return View(
         q_offsets_B1=layout.offsets_B1,
         k_offsets_B1=k_offsets_B1,
@@ -167,4 +226,8 @@ def _without_candidates(k_SHK: torch.Tensor, v_SHV: torch.Tensor, view: View) ->
     offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
     # Copied out, or the cache would keep the whole projection alive that k and v are cut from.
     whole = KV(k_SHK.contiguous(), v_SHV.contiguous(), view.key_timestamps_S, offsets_B1)
-    return whole if view.num_candidates_B is None else whole.first(offsets_B1.diff() - view.num_candidates_B)
+    return (
+        whole
+        if view.num_candidates_B is None
+        else whole.first(offsets_B1.diff() - view.num_candidates_B)
+    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from slipstream.models.config import ModelConfig, Task
+from slipstream.models.model_config import ModelConfig, Task
 from slipstream.models.ranking import RankingModel
 from slipstream.models.retrieval import RetrievalModel
 

@@ -1,20 +1,22 @@
 """How many floating-point operations a forward pass is worth, the numerator of MFU.
 
-A multiply-add counts two. Only what the model must do earns anything: padding and recomputation do not, nor do norms, activations,
-biases and dropout. With T tokens, n the tokens of each sequence, width D, H heads, feed-forward width F, per layer:
+A multiply-add counts two. Only what the model must do earns anything: padding and recomputation do
+not, nor do norms, activations, biases and dropout. With T tokens, n the tokens of each sequence,
+width D, H heads, feed-forward width F, per layer:
 
     HSTU     2 T D (2 H dqk + 2 H dv)  +  sum n(n+1) H (dqk + dv)      +  2 T H dv D
     FuXi     2 T D (2 H dqk + 4 H dv)  +  sum n(n+1) H (dqk + C dv)    +  2 T 3 H dv D  +  6 T D F
     SASRec   2 T D (2 H dqk +   H dv)  +  sum n(n+1) H (dqk + dv)      +  2 T H dv D    +  4 T D F
 
-C is FuXi's number of maps: the semantic one, and the time and position maps where the recipe has them. The retrieval loss adds
-2 T (1 + R) D for R negatives a token; ranking's task networks add 2 T A (D M + M) for A tasks of inner width M at the items.
-Training is three times a forward pass.
+C is FuXi's number of maps: the semantic one, and the time and position maps where the recipe has
+them. The retrieval loss adds
+2 T (1 + R) D for R negatives a token; ranking's task networks add 2 T A (D M + M) for A tasks of
+inner width M at the items. Training is three times a forward pass.
 """
 
 from collections.abc import Iterable
 
-from slipstream.models.config import ModelConfig, Task
+from slipstream.models.model_config import ModelConfig, Task
 
 TRAINING_FACTOR = 3
 
@@ -50,7 +52,12 @@ def training_flops(
 ) -> int:
     """FLOPs of forward and backward."""
     return TRAINING_FACTOR * forward_flops(
-        config, lengths, task=task, negatives=negatives, num_tasks=num_tasks, user_tokens=user_tokens
+        config,
+        lengths,
+        task=task,
+        negatives=negatives,
+        num_tasks=num_tasks,
+        user_tokens=user_tokens,
     )
 
 

@@ -4,17 +4,18 @@
     h = RMS([SiLU(scale q·k)/divisor v, time bias v, position bias v]) * u
     o = x + W_o dropout(h) + b_o         y = o + W_3 dropout(SiLU(W_1 RMS(o)) * W_2 RMS(o))
 
-The time and position maps multiply the values raw: they do not share the semantic map's SiLU or divisor.
+The time and position maps multiply the values raw: they do not share the semantic map's SiLU or
+divisor.
 """
 
 import torch
 from torch import nn
 
 from slipstream.models.backbone import KV, View
-from slipstream.models.config import ModelConfig
 from slipstream.models.gated_attention import EPS, GatedAttention
+from slipstream.models.model_config import ModelConfig
 from slipstream.ops.attention import fuxi_attention
-from slipstream.ops.neighbours import dropout, linear_silu, norm_gate_dropout, rms_norm
+from slipstream.ops.pointwise import dropout, linear_silu, norm_gate_dropout, rms_norm
 
 
 class SwiGLU(nn.Module):
@@ -33,8 +34,12 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, view: View, index: int) -> torch.Tensor:
         normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
-        inner_TF = linear_silu(normed_TD, self.gate_FD) * nn.functional.linear(normed_TD, self.up_FD)
-        inner_TF = dropout(inner_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T)
+        inner_TF = linear_silu(normed_TD, self.gate_FD) * nn.functional.linear(
+            normed_TD, self.up_FD
+        )
+        inner_TF = dropout(
+            inner_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T
+        )
         return nn.functional.linear(inner_TF, self.down_DF)
 
 
@@ -52,7 +57,9 @@ class FuXiLayer(GatedAttention):
     def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
         return rms_norm(x_TD, self.norm_D, eps=EPS)
 
-    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         u_TF, channels_TF, k_SHK, v_SHV = self.attend(x_TD, view, past)
         gated_TF = norm_gate_dropout(
             channels_TF,

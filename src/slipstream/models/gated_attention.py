@@ -1,4 +1,6 @@
-"""What HSTU's and FuXi's layers share: [u, v, q, k] = SiLU(norm(x) W) and attention with relative bias over past and new tokens."""
+"""What HSTU's and FuXi's layers share: [u, v, q, k] = SiLU(norm(x) W) and attention with relative
+bias over past and new tokens.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,9 +10,9 @@ import torch
 from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View, joined_heads
-from slipstream.models.config import ModelConfig
+from slipstream.models.model_config import ModelConfig
 from slipstream.models.relative import RelativeTables
-from slipstream.ops.neighbours import linear_silu
+from slipstream.ops.pointwise import linear_silu
 
 EPS = 1e-6
 WEIGHT_STD = 0.02
@@ -27,7 +29,9 @@ class GatedAttention(Layer):
         self.config, self.index, self.divisor = config, index, divisor
         value_width, key_width = config.heads * config.dv, config.heads * config.dqk
         self.widths = [self.gates * value_width, value_width, key_width, key_width]
-        self.uvqk_FD = nn.Parameter(torch.empty(sum(self.widths), config.dim).normal_(std=WEIGHT_STD))
+        self.uvqk_FD = nn.Parameter(
+            torch.empty(sum(self.widths), config.dim).normal_(std=WEIGHT_STD)
+        )
         self.output = nn.Linear(self.gates * value_width, config.dim)
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)
@@ -40,10 +44,14 @@ class GatedAttention(Layer):
     def attend(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gate, what attention read (heads and channels side by side), and the keys and values it read."""
+        """The gate, what attention read (heads and channels side by side), and the keys and values
+        it read.
+        """
         normed_TD = self.norm(x_TD)
         # Cutting the weight, not the product, leaves every part in one piece for attention.
-        u_TF, v_TF, q_TF, k_TF = (linear_silu(normed_TD, part_FD) for part_FD in self.uvqk_FD.split(self.widths))
+        u_TF, v_TF, q_TF, k_TF = (
+            linear_silu(normed_TD, part_FD) for part_FD in self.uvqk_FD.split(self.widths)
+        )
         k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         timestamps_T, k_timestamps_S = self.relative.times(view)
         attended = type(self).operator(
@@ -61,7 +69,15 @@ class GatedAttention(Layer):
         )
         return u_TF, attended.flatten(1), k_SHK, v_SHV
 
-    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
         normed_TD = self.norm(x_TD)
-        return joined_heads(linear_silu(normed_TD, k_FD), linear_silu(normed_TD, v_FD), self.config.heads, view, past)
+        return joined_heads(
+            linear_silu(normed_TD, k_FD),
+            linear_silu(normed_TD, v_FD),
+            self.config.heads,
+            view,
+            past,
+        )

@@ -1,9 +1,11 @@
 """HSTU's layer: pointwise SiLU attention with relative bias, gated by u.
 
-    [u, v, q, k] = SiLU(LN(x) W)      A = SiLU(scale q·k + position bias + time bias) / divisor, causal
+    [u, v, q, k] = SiLU(LN(x) W)      A = SiLU(scale q·k + position bias + time bias) / divisor,
+                                      causal
     y = x + W_o dropout(u * LN(A v)) + b_o
 
-Norms carry no weights of their own. The divisor is a constant of the model, never a batch's length: see docs/architecture.md.
+Norms carry no weights of their own. The divisor is a constant of the model, never a batch's length:
+see docs/architecture.md.
 """
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from slipstream.models.backbone import KV, View
 from slipstream.models.gated_attention import EPS, GatedAttention
 from slipstream.ops.attention import hstu_attention
-from slipstream.ops.neighbours import layer_norm, norm_gate_dropout
+from slipstream.ops.pointwise import layer_norm, norm_gate_dropout
 
 
 class HSTULayer(GatedAttention):
@@ -22,7 +24,9 @@ class HSTULayer(GatedAttention):
     def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
         return layer_norm(x_TD, eps=EPS)
 
-    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         u_TF, attended_TF, k_SHK, v_SHV = self.attend(x_TD, view, past)
         gated_TF = norm_gate_dropout(
             attended_TF,

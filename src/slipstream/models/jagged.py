@@ -1,4 +1,6 @@
-"""Index arithmetic over jagged tokens: offsets, places, and joining what came before with what is new."""
+"""Index arithmetic over jagged tokens: offsets, places, and joining what came before with what is
+new.
+"""
 
 import torch
 
@@ -11,12 +13,16 @@ def offsets_from_lengths(lengths_B: torch.Tensor) -> torch.Tensor:
 def sequence_and_place(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For every token the sequence it belongs to and its place in it, both int64 [T]."""
     lengths_B = offsets_B1.diff()
-    sequence_T = torch.arange(lengths_B.numel(), device=offsets_B1.device).repeat_interleave(lengths_B)
+    sequence_T = torch.arange(lengths_B.numel(), device=offsets_B1.device).repeat_interleave(
+        lengths_B
+    )
     place_T = torch.arange(sequence_T.numel(), device=offsets_B1.device) - offsets_B1[sequence_T]
     return sequence_T, place_T
 
 
-def join_order(past_offsets_B1: torch.Tensor, new_offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def join_order(
+    past_offsets_B1: torch.Tensor, new_offsets_B1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """How to lay each sequence's new tokens behind its past ones.
 
     Returns the joined offsets and, for every joined token, its row in `torch.cat([past, new])`.

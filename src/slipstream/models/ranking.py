@@ -2,8 +2,9 @@
 
     item_0 action_0 item_1 action_1 … candidate_0 candidate_1 …
 
-An item token sees the items and actions before it and itself, never its own action. Candidates are items without an action; each
-sees the history and itself, so a candidate's score does not depend on which others are scored beside it.
+An item token sees the items and actions before it and itself, never its own action. Candidates are
+items without an action; each sees the history and itself, so a candidate's score does not depend on
+which others are scored beside it.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ import torch
 from torch import nn
 
 from slipstream.models.backbone import KV
-from slipstream.models.config import ModelConfig
 from slipstream.models.gated_attention import EPS, WEIGHT_STD
 from slipstream.models.head import SequenceModel
 from slipstream.models.inputs import ModelInput
-from slipstream.ops.neighbours import layer_norm
+from slipstream.models.model_config import ModelConfig
+from slipstream.ops.pointwise import layer_norm
 
 
 class TaskHeads(nn.Module):
@@ -33,15 +34,23 @@ class TaskHeads(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def forward(self, hidden_TD: torch.Tensor) -> torch.Tensor:
-        inner_TAF = nn.functional.silu(self.up(layer_norm(hidden_TD, eps=EPS))).unflatten(1, (self.num_tasks, -1))
+        inner_TAF = nn.functional.silu(self.up(layer_norm(hidden_TD, eps=EPS))).unflatten(
+            1, (self.num_tasks, -1)
+        )
         return (inner_TAF * self.down_AF).sum(-1) + self.bias_A
 
 
 class RankingModel(SequenceModel):
-    """Two tokens per behaviour. An action token is a base plus the embeddings of the tasks whose label is 1."""
+    """Two tokens per behaviour. An action token is a base plus the embeddings of the tasks whose
+    label is 1.
+    """
 
     def __init__(
-        self, config: ModelConfig, tasks: Sequence[str], user_features: Sequence[str] = (), item_features: Sequence[str] = ()
+        self,
+        config: ModelConfig,
+        tasks: Sequence[str],
+        user_features: Sequence[str] = (),
+        item_features: Sequence[str] = (),
     ) -> None:
         if not tasks:
             raise ValueError("a ranking model needs at least one task to predict")
@@ -53,7 +62,9 @@ class RankingModel(SequenceModel):
         self.heads = TaskHeads(config.dim, config.head_dim, len(self.tasks))
 
     def forward(self, given: ModelInput, past: list[KV] | None = None) -> torch.Tensor:
-        """logits_TA: at every behaviour (candidates too), one logit per task for that item's own actions."""
+        """logits_TA: at every behaviour (candidates too), one logit per task for that item's own
+        actions.
+        """
         return self.heads(self.hidden_TD(given, past))
 
     def actions_TD(self, given: ModelInput) -> torch.Tensor:
@@ -62,8 +73,13 @@ class RankingModel(SequenceModel):
         labels_TA = given.labels_TA
         if labels_TA is None:
             if given.num_candidates_B is None or int(given.num_candidates_B.sum()) != num_tokens:
-                raise ValueError("ranking reads the actions of the history: give labels_TA, one column per task")
+                raise ValueError(
+                    "ranking reads the actions of the history: give labels_TA, one column per task"
+                )
             labels_TA = self.actions.weight.new_zeros(num_tokens, len(self.tasks))
         if labels_TA.shape != (num_tokens, len(self.tasks)):
-            raise ValueError(f"labels of shape {tuple(labels_TA.shape)}, but {num_tokens} behaviours and {len(self.tasks)} tasks")
+            raise ValueError(
+                f"labels of shape {tuple(labels_TA.shape)}, but {num_tokens} behaviours and "
+                f"{len(self.tasks)} tasks"
+            )
         return self.actions(labels_TA.to(self.actions.weight.dtype)) * self.factor

@@ -4,14 +4,16 @@ import torch
 from torch import nn
 
 from slipstream.models.backbone import View
-from slipstream.models.config import ModelConfig
+from slipstream.models.model_config import ModelConfig
 from slipstream.ops.attention import RelativeBias
 
 _STD = 0.02
 
 
 class RelativeTables(nn.Module):
-    """One bias per position distance and one per logarithmic time bucket, shared by the layer's heads."""
+    """One bias per position distance and one per logarithmic time bucket, shared by the layer's
+    heads.
+    """
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
         super().__init__()
@@ -29,5 +31,11 @@ class RelativeTables(nn.Module):
         return RelativeBias(position_P=self.position_P, time_W=self.time_W)
 
     def times(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """From when the queries look back and when the keys happened; nothing where time plays no part."""
-        return (view.query_timestamps_T, view.key_timestamps_S) if self.time_W is not None else (None, None)
+        """From when the queries look back and when the keys happened; nothing where time plays no
+        part.
+        """
+        return (
+            (view.query_timestamps_T, view.key_timestamps_S)
+            if self.time_W is not None
+            else (None, None)
+        )

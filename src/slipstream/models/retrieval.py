@@ -5,17 +5,24 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.models.backbone import KV
-from slipstream.models.config import ModelConfig
 from slipstream.models.head import SequenceModel
 from slipstream.models.inputs import ModelInput
+from slipstream.models.model_config import ModelConfig
 
 
 class RetrievalModel(SequenceModel):
     """One token per behaviour: the item's row and its side features, summed."""
 
-    def __init__(self, config: ModelConfig, user_features: Sequence[str] = (), item_features: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        user_features: Sequence[str] = (),
+        item_features: Sequence[str] = (),
+    ) -> None:
         super().__init__(config, 1, user_features, item_features, spare=0)
 
     def forward(self, given: ModelInput, past: list[KV] | None = None) -> torch.Tensor:
-        """hidden_TD, one row per behaviour, not normalised: a recipe's loss and its serving normalise alike."""
+        """hidden_TD, one row per behaviour, not normalised: a recipe's loss and its serving
+        normalise alike.
+        """
         return self.hidden_TD(given, past)

@@ -1,6 +1,8 @@
-"""SASRec as it is trained since 2023: pre-norm blocks of causal softmax attention and a two-layer feed-forward part.
+"""SASRec as it is trained since 2023: pre-norm blocks of causal softmax attention and a two-layer
+feed-forward part.
 
-    x = x + dropout(W_o softmax(q·k / sqrt(dqk)) v)      x = x + dropout(W_2 dropout(act(W_1 LN(x))))
+    x = x + dropout(W_o softmax(q·k / sqrt(dqk)) v)      x = x + dropout(W_2 dropout(act(W_1
+                                                         LN(x))))
 
 Order comes from the absolute position embedding alone; a last norm follows the last block.
 """
@@ -9,9 +11,9 @@ import torch
 from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View, joined_heads
-from slipstream.models.config import ModelConfig
 from slipstream.models.gated_attention import EPS
-from slipstream.ops.neighbours import dropout
+from slipstream.models.model_config import ModelConfig
+from slipstream.ops.pointwise import dropout
 from slipstream.ops.softmax_attention import softmax_attention
 
 
@@ -34,7 +36,9 @@ class SASRecLayer(Layer):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    def forward(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         v_TF, q_TF, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
         k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         attended_THV = softmax_attention(
@@ -50,9 +54,18 @@ class SASRecLayer(Layer):
         inner_TF = self._dropout(self.activation(self.up(self.inner_norm(x_TD))), view, 1)
         return x_TD + self._dropout(self.down(inner_TF), view, 2), (k_SHK, v_SHV)
 
-    def keys_values(self, x_TD: torch.Tensor, view: View, past: KV | None) -> tuple[torch.Tensor, torch.Tensor]:
-        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)  # in one product, as rounding is its own
+    def keys_values(
+        self, x_TD: torch.Tensor, view: View, past: KV | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(
+            self.widths, dim=1
+        )  # in one product, as rounding is its own
         return joined_heads(k_TF, v_TF, self.config.heads, view, past)
 
     def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:
-        return dropout(x_TF, p=self.config.dropout, seed=view.seed(self.index, purpose), token_ids_T=view.token_ids_T)
+        return dropout(
+            x_TF,
+            p=self.config.dropout,
+            seed=view.seed(self.index, purpose),
+            token_ids_T=view.token_ids_T,
+        )

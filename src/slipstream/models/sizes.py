@@ -1,8 +1,8 @@
 """The named sizes, tiny to long, as TurboGR's table has them.
 
-With these the dense parts count HSTU 0.17 / 1.33 / 10.52 / 83.97 M and FuXi 0.41 / 3.18 / 25.22 / 201.55 M parameters (tests hold
-them to 2 %). A long model is a large one with twice the sequence. They carry relative positions only, no absolute ones, except
-SASRec, which knows no others.
+With these the dense parts count HSTU 0.17 / 1.33 / 10.52 / 83.97 M and FuXi 0.41 / 3.18 / 25.22 /
+201.55 M parameters (tests hold them to 2 %). A long model is a large one with twice the sequence.
+They carry relative positions only, no absolute ones, except SASRec, which knows no others.
 """
 
 from typing import Any, Literal, get_args

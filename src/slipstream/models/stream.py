@@ -2,9 +2,10 @@
 
     [user tokens] behaviour_0 (action_0) behaviour_1 (action_1) … [candidates]
 
-User features lead each sequence as tokens of their own, with time 0: they have no moment. Where a head wants actions, each
-behaviour is followed by its action token, which carries the behaviour's time; candidates come last and have none. A token's name
-for dropout derives from its behaviour's, so the same sequence draws the same masks in any batch.
+User features lead each sequence as tokens of their own, with time 0: they have no moment. Where a
+head wants actions, each behaviour is followed by its action token, which carries the behaviour's
+time; candidates come last and have none. A token's name for dropout derives from its behaviour's,
+so the same sequence draws the same masks in any batch.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from slipstream.models.config import TimeBias
 from slipstream.models.inputs import Layout, ModelInput
 from slipstream.models.jagged import offsets_from_lengths, sequence_and_place
+from slipstream.models.model_config import TimeBias
 from slipstream.ops.counter_random import mix64
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens and their layout; `behaviour_T` says where each behaviour's own token stands (None: behaviours are all there is)."""
+    """Tokens and their layout; `behaviour_T` says where each behaviour's own token stands (None:
+    behaviours are all there is).
+    """
 
     x_SD: torch.Tensor
     layout: Layout
@@ -28,14 +31,18 @@ class Stream:
 
     def behaviours(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """One row per behaviour, user and action tokens left out."""
-        return hidden_SD if self.behaviour_T is None else hidden_SD.index_select(0, self.behaviour_T)
+        return (
+            hidden_SD if self.behaviour_T is None else hidden_SD.index_select(0, self.behaviour_T)
+        )
 
 
 def token_rows(rows: dict[str, torch.Tensor], names: Sequence[str], factor: float) -> torch.Tensor:
     """The sum of several features' rows, scaled as they enter the model."""
     missing = [name for name in names if name not in rows]
     if missing:
-        raise ValueError(f"the model was built with '{missing[0]}', but no rows of that name were given")
+        raise ValueError(
+            f"the model was built with '{missing[0]}', but no rows of that name were given"
+        )
     total = rows[names[0]]
     for name in names[1:]:
         total = total + rows[name]
@@ -49,7 +56,9 @@ def lay_out(
     users: Sequence[torch.Tensor] = (),
     actions_TD: torch.Tensor | None = None,
 ) -> Stream:
-    """The stream of one batch. `users` are [B, D] each; `actions_TD` has a row per behaviour, those of candidates are not read."""
+    """The stream of one batch. `users` are [B, D] each; `actions_TD` has a row per behaviour, those
+    of candidates are not read.
+    """
     sequence_T, place_T = sequence_and_place(given.offsets_B1)
     lengths_B = given.offsets_B1.diff()
     history_B = lengths_B if given.num_candidates_B is None else lengths_B - given.num_candidates_B
@@ -72,13 +81,22 @@ def lay_out(
     stream = _Writer(offsets_B1, behaviours_TD)
     own_ids_T = given.token_ids_T * stride
     if actions_TD is None:
-        stream.write(behaviour_T, behaviours_TD, given.timestamps_T, layout.query_timestamps_T, own_ids_T)
+        stream.write(
+            behaviour_T, behaviours_TD, given.timestamps_T, layout.query_timestamps_T, own_ids_T
+        )
     else:
-        # The token after a behaviour is its own action, at the same moment; the one after an action is the next behaviour.
+        # The token after a behaviour is its own action, at the same moment; the one after an action
+        # is the next behaviour.
         stream.write(behaviour_T, behaviours_TD, given.timestamps_T, given.timestamps_T, own_ids_T)
         past_T = torch.nonzero(in_history_T).squeeze(1)
         times_H, looks_H = given.timestamps_T[past_T], layout.query_timestamps_T[past_T]
-        stream.write(behaviour_T[past_T] + 1, actions_TD.index_select(0, past_T), times_H, looks_H, own_ids_T[past_T] + 1)
+        stream.write(
+            behaviour_T[past_T] + 1,
+            actions_TD.index_select(0, past_T),
+            times_H,
+            looks_H,
+            own_ids_T[past_T] + 1,
+        )
     _write_users(stream, users, given)
     return Stream(stream.x_SD, stream.layout(layout), behaviour_T)
 
@@ -90,9 +108,18 @@ class _Writer:
         size = int(offsets_B1[-1])
         self.offsets_B1 = offsets_B1
         self.x_SD = like_TD.new_zeros(size, like_TD.shape[1])
-        self.timestamps_S, self.looks_from_S, self.ids_S = (offsets_B1.new_zeros(size) for _ in range(3))
+        self.timestamps_S, self.looks_from_S, self.ids_S = (
+            offsets_B1.new_zeros(size) for _ in range(3)
+        )
 
-    def write(self, at: torch.Tensor, x: torch.Tensor, times: torch.Tensor, looks_from: torch.Tensor, ids: torch.Tensor) -> None:
+    def write(
+        self,
+        at: torch.Tensor,
+        x: torch.Tensor,
+        times: torch.Tensor,
+        looks_from: torch.Tensor,
+        ids: torch.Tensor,
+    ) -> None:
         self.x_SD = self.x_SD.index_copy(0, at, x)
         self.timestamps_S[at], self.looks_from_S[at], self.ids_S[at] = times, looks_from, ids
 
@@ -108,7 +135,9 @@ class _Writer:
 
 
 def _write_users(stream: _Writer, users: Sequence[torch.Tensor], given: ModelInput) -> None:
-    """User tokens take their names from the sequence's first behaviour: they are drawn alike in any batch."""
+    """User tokens take their names from the sequence's first behaviour: they are drawn alike in any
+    batch.
+    """
     starts_B, nothing_B = given.offsets_B1[:-1], torch.zeros_like(given.offsets_B1[:-1])
     first_ids_B = nothing_B.clone()
     filled_B = given.offsets_B1.diff() > 0

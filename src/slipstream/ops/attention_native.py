@@ -1,4 +1,6 @@
-"""The compiled attention (native/attention_*.cpp) as a differentiable function: fp32 on a CPU, nothing kept but the inputs."""
+"""The compiled attention (native/attention_*.cpp) as a differentiable function: fp32 on a CPU,
+nothing kept but the inputs.
+"""
 
 import ctypes
 from typing import Any
@@ -10,10 +12,30 @@ from slipstream.ops.attention_types import AttentionArguments
 from slipstream.ops.kernel_call import differentiable
 
 _POINTERS = (
-    *("q", "k", "v", "q_offsets", "k_offsets", "q_times", "k_times", "candidates", "position", "time", "borders"),
+    *(
+        "q",
+        "k",
+        "v",
+        "q_offsets",
+        "k_offsets",
+        "q_times",
+        "k_times",
+        "candidates",
+        "position",
+        "time",
+        "borders",
+    ),
     *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position", "grad_time"),
 )
-_SIZES = ("sequences", "heads", "key_width", "value_width", "position_entries", "time_entries", "window")
+_SIZES = (
+    "sequences",
+    "heads",
+    "key_width",
+    "value_width",
+    "position_entries",
+    "time_entries",
+    "window",
+)
 
 
 class _Call(ctypes.Structure):
@@ -33,7 +55,9 @@ def _size(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.numel()
 
 
-def _run(function: str, a: AttentionArguments, channels: int, **outputs: torch.Tensor | None) -> None:
+def _run(
+    function: str, a: AttentionArguments, channels: int, **outputs: torch.Tensor | None
+) -> None:
     tensors = {
         "q": a.q_THK,
         "k": a.k_SHK,
@@ -47,7 +71,10 @@ def _run(function: str, a: AttentionArguments, channels: int, **outputs: torch.T
         "time": a.time_W,
         "borders": a.borders_W,
     } | outputs
-    kept = {name: tensor.contiguous() if tensor is not None else None for name, tensor in tensors.items()}
+    kept = {
+        name: tensor.contiguous() if tensor is not None else None
+        for name, tensor in tensors.items()
+    }
     call = _Call(
         **{name: native.address(tensor) for name, tensor in kept.items()},
         sequences=a.q_offsets_B1.numel() - 1,
@@ -66,11 +93,16 @@ def _run(function: str, a: AttentionArguments, channels: int, **outputs: torch.T
     if library is None:
         raise RuntimeError("the native kernels were not built; use back-end 'reference'")
     if getattr(library, function)(ctypes.byref(call)) != 0:
-        raise MemoryError("the native attention could not get its scratch memory; use shorter sequences or fewer threads")
+        raise MemoryError(
+            "the native attention could not get its scratch memory; use shorter sequences or "
+            "fewer threads"
+        )
 
 
 class _Attention(torch.autograd.Function):
-    """Forward and backward of one call; the tensors that carry gradients are given one by one, the rest in `a`."""
+    """Forward and backward of one call; the tensors that carry gradients are given one by one, the
+    rest in `a`.
+    """
 
     @staticmethod
     def forward(
@@ -84,7 +116,9 @@ class _Attention(torch.autograd.Function):
         time_W: torch.Tensor | None,
     ) -> torch.Tensor:
         tokens, (heads, width) = a.q_THK.shape[0], a.v_SHV.shape[1:]
-        out = torch.empty((tokens, heads, width) if channels == 1 else (tokens, channels, heads, width))
+        out = torch.empty(
+            (tokens, heads, width) if channels == 1 else (tokens, channels, heads, width)
+        )
         _run("ss_attention_forward", a, channels, out=out)
         ctx.save_for_backward(q_THK, k_SHK, v_SHV, position_P, time_W)
         ctx.arguments, ctx.channels = a, channels
@@ -98,7 +132,13 @@ class _Attention(torch.autograd.Function):
         inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
         grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in inputs]
         names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time")
-        _run("ss_attention_backward", a, ctx.channels, grad_out=grad_out, **dict(zip(names, grads, strict=True)))
+        _run(
+            "ss_attention_backward",
+            a,
+            ctx.channels,
+            grad_out=grad_out,
+            **dict(zip(names, grads, strict=True)),
+        )
         return (None, None, *grads)
 
 

@@ -1,4 +1,5 @@
-"""The attention operators in plain PyTorch, one sequence at a time: slow, short, and the judge of every other back-end.
+"""The attention operators in plain PyTorch, one sequence at a time: slow, short, and the judge of
+every other back-end.
 
 Works in any floating dtype on any device; gradients come from autograd.
 """
@@ -16,7 +17,9 @@ def bucket_of(difference: torch.Tensor, borders_W: torch.Tensor) -> torch.Tensor
 def visible_and_biases(
     a: AttentionArguments, b: int, q0: int, q1: int, k0: int, k1: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For sequence b with queries q0:q1 and keys k0:k1: the mask, the time bias and the position bias, each [queries, keys]."""
+    """For sequence b with queries q0:q1 and keys k0:k1: the mask, the time bias and the position
+    bias, each [queries, keys].
+    """
     q_len, k_len, device = q1 - q0, k1 - k0, a.q_THK.device
     history = k_len - (int(a.num_candidates_B[b]) if a.num_candidates_B is not None else 0)
     query_I1 = torch.arange(k_len - q_len, k_len, device=device).unsqueeze(1)
@@ -27,7 +30,12 @@ def visible_and_biases(
         visible_IJ = visible_IJ & (apart_IJ < a.window)
     zero_IJ = torch.zeros(q_len, k_len, dtype=a.q_THK.dtype, device=device)
     time_IJ, position_IJ = zero_IJ, zero_IJ
-    if a.time_W is not None and a.timestamps_T is not None and a.k_timestamps_S is not None and a.borders_W is not None:
+    if (
+        a.time_W is not None
+        and a.timestamps_T is not None
+        and a.k_timestamps_S is not None
+        and a.borders_W is not None
+    ):
         difference_IJ = a.timestamps_T[q0:q1].unsqueeze(1) - a.k_timestamps_S[k0:k1].unsqueeze(0)
         time_IJ = a.time_W[bucket_of(difference_IJ, a.borders_W)]
     if a.position_P is not None:
@@ -39,7 +47,9 @@ def visible_and_biases(
 def _nothing(a: AttentionArguments, shape: tuple[int, ...]) -> torch.Tensor:
     """The output of an empty batch, still joined to every input so that its gradients are zeros."""
     inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
-    return a.q_THK.new_zeros(shape) + sum(0 * tensor.sum() for tensor in inputs if tensor is not None)
+    return a.q_THK.new_zeros(shape) + sum(
+        0 * tensor.sum() for tensor in inputs if tensor is not None
+    )
 
 
 def hstu_attention(a: AttentionArguments) -> torch.Tensor:
@@ -47,21 +57,26 @@ def hstu_attention(a: AttentionArguments) -> torch.Tensor:
     outputs = []
     for b, (q0, q1, k0, k1) in enumerate(a.spans()):
         visible_IJ, time_IJ, position_IJ = visible_and_biases(a, b, q0, q1, k0, k1)
-        score_HIJ = a.scale * torch.einsum("ihk,jhk->hij", a.q_THK[q0:q1], a.k_SHK[k0:k1]) + (time_IJ + position_IJ)
+        score_HIJ = a.scale * torch.einsum("ihk,jhk->hij", a.q_THK[q0:q1], a.k_SHK[k0:k1]) + (
+            time_IJ + position_IJ
+        )
         weight_HIJ = torch.where(visible_IJ, torch.nn.functional.silu(score_HIJ) / a.divisor, 0)
         outputs.append(torch.einsum("hij,jhv->ihv", weight_HIJ, a.v_SHV[k0:k1]))
     return torch.cat(outputs) if outputs else _nothing(a, (0, *a.v_SHV.shape[1:]))
 
 
 def fuxi_attention(a: AttentionArguments) -> torch.Tensor:
-    """Three channels stacked on axis 1: SiLU(scale q·k) / divisor · v, time bias · v, position bias · v."""
+    """Three channels stacked on axis 1: SiLU(scale q·k) / divisor · v, time bias · v, position bias
+    · v.
+    """
     outputs = []
     for b, (q0, q1, k0, k1) in enumerate(a.spans()):
         visible_IJ, time_IJ, position_IJ = visible_and_biases(a, b, q0, q1, k0, k1)
         score_HIJ = a.scale * torch.einsum("ihk,jhk->hij", a.q_THK[q0:q1], a.k_SHK[k0:k1])
         weight_HIJ = torch.where(visible_IJ, torch.nn.functional.silu(score_HIJ) / a.divisor, 0)
         maps_3HIJ = torch.stack(
-            [weight_HIJ] + [torch.where(visible_IJ, m, 0).expand_as(weight_HIJ) for m in (time_IJ, position_IJ)]
+            [weight_HIJ]
+            + [torch.where(visible_IJ, m, 0).expand_as(weight_HIJ) for m in (time_IJ, position_IJ)]
         )
         outputs.append(torch.einsum("chij,jhv->ichv", maps_3HIJ, a.v_SHV[k0:k1]))
     return torch.cat(outputs) if outputs else _nothing(a, (0, 3, *a.v_SHV.shape[1:]))

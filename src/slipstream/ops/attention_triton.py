@@ -1,9 +1,11 @@
 """The attention operators as Triton kernels, for CUDA and (through triton-ascend) Ascend devices.
 
-One program serves a block of queries (forward, and backward for the queries and the bias tables) or a block of keys (backward for
-keys and values) of one head. Scores and biases are made tile by tile from positions and timestamps and never stored. Time buckets
-come from a binary search over the exact integer borders. Table gradients are added atomically, so on a device their last bits may
-differ from run to run. No accelerator was at hand: the kernels are tested with Triton's interpreter on a CPU only.
+One program serves a block of queries (forward, and backward for the queries and the bias tables) or
+a block of keys (backward for keys and values) of one head. Scores and biases are made tile by tile
+from positions and timestamps and never stored. Time buckets come from a binary search over the
+exact integer borders. Table gradients are added atomically, so on a device their last bits may
+differ from run to run. No accelerator was at hand: the kernels are tested with Triton's interpreter
+on a CPU only.
 """
 # The bodies of the kernels are Triton's language, not Python's.
 # mypy: disable-error-code="no-untyped-def"
@@ -49,7 +51,9 @@ def _geometry(q_index, k_index, q_len, k_len, candidates, window, HAS_WINDOW: tl
     own = k_len - q_len + q_index
     real = (q_index < q_len)[:, None] & (k_index < k_len)[None, :]
     apart = tl.minimum(own, history)[:, None] - tl.minimum(k_index, history)[None, :]
-    seen = ((k_index[None, :] < history) & (k_index[None, :] <= own[:, None])) | (k_index[None, :] == own[:, None])
+    seen = ((k_index[None, :] < history) & (k_index[None, :] <= own[:, None])) | (
+        k_index[None, :] == own[:, None]
+    )
     if HAS_WINDOW:
         seen = seen & (apart < window)
     return seen & real, apart
@@ -99,7 +103,9 @@ def forward_kernel(
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     b, head = tl.program_id(1), tl.program_id(2)
-    q0, k0, q_len, k_len, candidates = _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES)
+    q0, k0, q_len, k_len, candidates = _sequence(
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+    )
     rows = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < q_len:
         q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
@@ -115,7 +121,17 @@ def forward_kernel(
             v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
             k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
             position, time, _, _ = _biases(
-                position_ptr, time_ptr, borders_ptr, q_time, k_time, apart, reach, time_entries, HAS_POSITION, HAS_TIME, SEARCH
+                position_ptr,
+                time_ptr,
+                borders_ptr,
+                q_time,
+                k_time,
+                apart,
+                reach,
+                time_entries,
+                HAS_POSITION,
+                HAS_TIME,
+                SEARCH,
             )
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if CHANNELS == 1:
@@ -128,8 +144,28 @@ def forward_kernel(
         stride = CHANNELS * heads * value_width
         _store_rows(out_ptr, q0, rows, q_len, head, stride, value_width, out * inverse_divisor, V)
         if CHANNELS == 3:
-            _store_rows(out_ptr + heads * value_width, q0, rows, q_len, head, stride, value_width, by_time, V)
-            _store_rows(out_ptr + 2 * heads * value_width, q0, rows, q_len, head, stride, value_width, by_position, V)
+            _store_rows(
+                out_ptr + heads * value_width,
+                q0,
+                rows,
+                q_len,
+                head,
+                stride,
+                value_width,
+                by_time,
+                V,
+            )
+            _store_rows(
+                out_ptr + 2 * heads * value_width,
+                q0,
+                rows,
+                q_len,
+                head,
+                stride,
+                value_width,
+                by_position,
+                V,
+            )
 
 
 @triton.jit
@@ -142,15 +178,21 @@ def backward_queries_kernel(
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     b, head = tl.program_id(1), tl.program_id(2)
-    q0, k0, q_len, k_len, candidates = _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES)
+    q0, k0, q_len, k_len, candidates = _sequence(
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+    )
     rows = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < q_len:
         q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
         q_time = _times(q_times_ptr, q0, rows, q_len, HAS_TIME)
         stride, channel = CHANNELS * heads * value_width, heads * value_width
-        grad_out = _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
+        grad_out = (
+            _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
+        )
         grad_q = tl.zeros((N, K), dtype=tl.float32)
-        share = b * heads + head  # every sequence and head adds to tables of its own: less contention, and shorter sums
+        share = (
+            b * heads + head
+        )  # every sequence and head adds to tables of its own: less contention, and shorter sums
         end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
@@ -159,28 +201,50 @@ def backward_queries_kernel(
             v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
             k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
             position, time, place, bucket = _biases(
-                position_ptr, time_ptr, borders_ptr, q_time, k_time, apart, reach, time_entries, HAS_POSITION, HAS_TIME, SEARCH
+                position_ptr,
+                time_ptr,
+                borders_ptr,
+                q_time,
+                k_time,
+                apart,
+                reach,
+                time_entries,
+                HAS_POSITION,
+                HAS_TIME,
+                SEARCH,
             )
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if CHANNELS == 1:
                 score += position + time
             gate = tl.sigmoid(score)
-            grad = tl.dot(grad_out, tl.trans(v), input_precision="ieee") * gate * (1 + score * (1 - gate))
+            grad = (
+                tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+                * gate
+                * (1 + score * (1 - gate))
+            )
             grad = tl.where(seen, grad, 0.0)
             grad_q += tl.dot(grad, k, input_precision="ieee")
             if HAS_TIME:
                 by_time = grad
                 if CHANNELS == 3:
-                    second = _rows(grad_out_ptr + channel, q0, rows, q_len, head, stride, value_width, V)
+                    second = _rows(
+                        grad_out_ptr + channel, q0, rows, q_len, head, stride, value_width, V
+                    )
                     by_time = tl.dot(second, tl.trans(v), input_precision="ieee")
                 tl.atomic_add(grad_time_ptr + share * time_entries + bucket, by_time, mask=seen)
             if HAS_POSITION:
                 by_position = grad
                 if CHANNELS == 3:
-                    third = _rows(grad_out_ptr + 2 * channel, q0, rows, q_len, head, stride, value_width, V)
+                    third = _rows(
+                        grad_out_ptr + 2 * channel, q0, rows, q_len, head, stride, value_width, V
+                    )
                     by_position = tl.dot(third, tl.trans(v), input_precision="ieee")
-                tl.atomic_add(grad_position_ptr + share * (2 * reach - 1) + place, by_position, mask=seen)
-        _store_rows(grad_q_ptr, q0, rows, q_len, head, heads * key_width, key_width, grad_q * scale, K)
+                tl.atomic_add(
+                    grad_position_ptr + share * (2 * reach - 1) + place, by_position, mask=seen
+                )
+        _store_rows(
+            grad_q_ptr, q0, rows, q_len, head, heads * key_width, key_width, grad_q * scale, K
+        )
 
 
 @triton.jit
@@ -193,7 +257,9 @@ def backward_keys_kernel(
     HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     b, head = tl.program_id(1), tl.program_id(2)
-    q0, k0, q_len, k_len, candidates = _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES)
+    q0, k0, q_len, k_len, candidates = _sequence(
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+    )
     keys = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < k_len:
         k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
@@ -208,36 +274,83 @@ def backward_keys_kernel(
             seen, apart = _geometry(rows, keys, q_len, k_len, candidates, window, HAS_WINDOW)
             q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
             q_time = _times(q_times_ptr, q0, rows, q_len, HAS_TIME)
-            grad_out = _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
+            grad_out = (
+                _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
+            )
             position, time, _, _ = _biases(
-                position_ptr, time_ptr, borders_ptr, q_time, k_time, apart, reach, time_entries, HAS_POSITION, HAS_TIME, SEARCH
+                position_ptr,
+                time_ptr,
+                borders_ptr,
+                q_time,
+                k_time,
+                apart,
+                reach,
+                time_entries,
+                HAS_POSITION,
+                HAS_TIME,
+                SEARCH,
             )
             score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if CHANNELS == 1:
                 score += position + time
             gate = tl.sigmoid(score)
-            grad = tl.dot(grad_out, tl.trans(v), input_precision="ieee") * gate * (1 + score * (1 - gate))
+            grad = (
+                tl.dot(grad_out, tl.trans(v), input_precision="ieee")
+                * gate
+                * (1 + score * (1 - gate))
+            )
             grad = tl.where(seen, grad, 0.0)
             weight = tl.where(seen, score * gate, 0.0)
             grad_k += tl.dot(tl.trans(grad), q, input_precision="ieee")
             grad_v += tl.dot(tl.trans(weight), grad_out, input_precision="ieee")
             if CHANNELS == 3:
-                second = _rows(grad_out_ptr + channel, q0, rows, q_len, head, stride, value_width, V)
-                third = _rows(grad_out_ptr + 2 * channel, q0, rows, q_len, head, stride, value_width, V)
-                grad_v += tl.dot(tl.trans(tl.where(seen, time, 0.0)), second, input_precision="ieee")
-                grad_v += tl.dot(tl.trans(tl.where(seen, position, 0.0)), third, input_precision="ieee")
-        _store_rows(grad_k_ptr, k0, keys, k_len, head, heads * key_width, key_width, grad_k * scale, K)
+                second = _rows(
+                    grad_out_ptr + channel, q0, rows, q_len, head, stride, value_width, V
+                )
+                third = _rows(
+                    grad_out_ptr + 2 * channel, q0, rows, q_len, head, stride, value_width, V
+                )
+                grad_v += tl.dot(
+                    tl.trans(tl.where(seen, time, 0.0)), second, input_precision="ieee"
+                )
+                grad_v += tl.dot(
+                    tl.trans(tl.where(seen, position, 0.0)), third, input_precision="ieee"
+                )
+        _store_rows(
+            grad_k_ptr, k0, keys, k_len, head, heads * key_width, key_width, grad_k * scale, K
+        )
         _store_rows(grad_v_ptr, k0, keys, k_len, head, heads * value_width, value_width, grad_v, V)
 
 
-def _launch(kernel: Any, a: AttentionArguments, channels: int, offsets_B1: torch.Tensor, outputs: list[torch.Tensor]) -> None:
-    """Runs a kernel over the blocks of every sequence and head. An absent tensor is replaced by q, which is then never read."""
+def _launch(
+    kernel: Any,
+    a: AttentionArguments,
+    channels: int,
+    offsets_B1: torch.Tensor,
+    outputs: list[torch.Tensor],
+) -> None:
+    """Runs a kernel over the blocks of every sequence and head. An absent tensor is replaced by q,
+    which is then never read.
+    """
     sequences, heads = a.q_offsets_B1.numel() - 1, a.q_THK.shape[1]
     if not sequences:
         return
     blocks = triton.cdiv(max(1, int(offsets_B1.diff().max())), BLOCK)
-    inputs = [a.q_THK, a.k_SHK, a.v_SHV, a.q_offsets_B1, a.k_offsets_B1, a.num_candidates_B, a.position_P, a.time_W, a.borders_W]
-    tensors = [(a.q_THK if x is None else x).contiguous() for x in [*inputs, a.timestamps_T, a.k_timestamps_S]]
+    inputs = [
+        a.q_THK,
+        a.k_SHK,
+        a.v_SHV,
+        a.q_offsets_B1,
+        a.k_offsets_B1,
+        a.num_candidates_B,
+        a.position_P,
+        a.time_W,
+        a.borders_W,
+    ]
+    tensors = [
+        (a.q_THK if x is None else x).contiguous()
+        for x in [*inputs, a.timestamps_T, a.k_timestamps_S]
+    ]
     entries = 0 if a.time_W is None else a.time_W.numel()
     kernel[(blocks, sequences, heads)](
         *tensors,
@@ -264,9 +377,13 @@ def _launch(kernel: Any, a: AttentionArguments, channels: int, offsets_B1: torch
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: AttentionArguments, channels: int, *leaves: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, a: AttentionArguments, channels: int, *leaves: torch.Tensor | None
+    ) -> torch.Tensor:
         tokens, (heads, width) = a.q_THK.shape[0], a.v_SHV.shape[1:]
-        out = a.q_THK.new_empty((tokens, heads, width) if channels == 1 else (tokens, channels, heads, width))
+        out = a.q_THK.new_empty(
+            (tokens, heads, width) if channels == 1 else (tokens, channels, heads, width)
+        )
         _launch(forward_kernel, a, channels, a.q_offsets_B1, [out])
         ctx.save_for_backward(*leaves)
         ctx.arguments, ctx.channels = a, channels
@@ -278,13 +395,27 @@ class _Attention(torch.autograd.Function):
         a: AttentionArguments = ctx.arguments
         _ = ctx.saved_tensors  # raises if an input was changed in place since the forward pass
         grad_out = grad_out.contiguous()
-        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (a.q_THK, a.k_SHK, a.v_SHV))
+        grad_q, grad_k, grad_v = (
+            torch.empty_like(x, memory_format=torch.contiguous_format)
+            for x in (a.q_THK, a.k_SHK, a.v_SHV)
+        )
         shares = (a.q_offsets_B1.numel() - 1) * a.q_THK.shape[1]
-        tables = [None if x is None else x.new_zeros(shares, x.numel()) for x in (a.position_P, a.time_W)]
+        tables = [
+            None if x is None else x.new_zeros(shares, x.numel()) for x in (a.position_P, a.time_W)
+        ]
         placed = [grad_q if x is None else x for x in tables]
-        _launch(backward_queries_kernel, a, ctx.channels, a.q_offsets_B1, [grad_out, grad_q, *placed])
+        _launch(
+            backward_queries_kernel, a, ctx.channels, a.q_offsets_B1, [grad_out, grad_q, *placed]
+        )
         _launch(backward_keys_kernel, a, ctx.channels, a.k_offsets_B1, [grad_out, grad_k, grad_v])
-        return None, None, grad_q, grad_k, grad_v, *(None if x is None else x.sum(0) for x in tables)
+        return (
+            None,
+            None,
+            grad_q,
+            grad_k,
+            grad_v,
+            *(None if x is None else x.sum(0) for x in tables),
+        )
 
 
 def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:

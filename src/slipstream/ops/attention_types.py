@@ -1,4 +1,6 @@
-"""What every attention back-end receives: the checked arguments of one call, and the exact borders of the time buckets."""
+"""What every attention back-end receives: the checked arguments of one call, and the exact borders
+of the time buckets.
+"""
 
 import decimal
 import functools
@@ -17,8 +19,9 @@ MAX_BUCKETS = 512
 class RelativeBias:
     """Two learned tables shared by all heads of a layer; either may be absent.
 
-    position_P has 2n - 1 entries, entry clamp(i - j, 1 - n, n - 1) + n - 1 for query position i and key position j;
-    time_W has buckets + 1 entries, chosen by `time_bucket_borders` from |query time - key time|.
+    position_P has 2n - 1 entries, entry clamp(i - j, 1 - n, n - 1) + n - 1 for query position i and
+    key position j; time_W has buckets + 1 entries, chosen by `time_bucket_borders` from |query time
+    - key time|.
     """
 
     position_P: torch.Tensor | None = None
@@ -30,7 +33,10 @@ def _borders(num_buckets: int) -> tuple[int, ...]:
     with decimal.localcontext() as context:
         context.prec = 60
         width = decimal.Decimal("0.301")
-        powers = ((width * b).exp().to_integral_value(rounding=decimal.ROUND_CEILING) for b in range(1, num_buckets + 1))
+        powers = (
+            (width * b).exp().to_integral_value(rounding=decimal.ROUND_CEILING)
+            for b in range(1, num_buckets + 1)
+        )
         return (0, *(min(int(power), LAST_BORDER) for power in powers))
 
 
@@ -38,19 +44,25 @@ def _borders(num_buckets: int) -> tuple[int, ...]:
 def time_bucket_borders(num_buckets: int) -> torch.Tensor:
     """int64 [num_buckets + 1]: entry b is the smallest |dt| that falls in bucket b or above.
 
-    bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets), that is: the last entry that does not exceed |dt|.
-    The powers of e^0.301 are irrational, so rounding them up in 60 digits is exact. Borders beyond int64 become 2^63 - 1, which no
-    difference of two timestamps reaches. Every back-end compares with these very integers and never trusts a logarithm. The tensor
-    is made once and shared: do not change it.
+    bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets), that is: the last entry that does
+    not exceed |dt|. The powers of e^0.301 are irrational, so rounding them up in 60 digits is
+    exact. Borders beyond int64 become 2^63 - 1, which no difference of two timestamps reaches.
+    Every back-end compares with these very integers and never trusts a logarithm. The tensor is
+    made once and shared: do not change it.
     """
     if not 0 <= num_buckets <= MAX_BUCKETS:
-        raise ValueError(f"the time table must have between 1 and {MAX_BUCKETS + 1} entries, got {num_buckets + 1}")
+        raise ValueError(
+            f"the time table must have between 1 and {MAX_BUCKETS + 1} entries, got "
+            f"{num_buckets + 1}"
+        )
     return torch.tensor(_borders(num_buckets), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class AttentionArguments:
-    """One checked call. Every tensor is on one device; floats share one dtype, offsets and times are int64."""
+    """One checked call. Every tensor is on one device; floats share one dtype, offsets and times
+    are int64.
+    """
 
     q_THK: torch.Tensor
     k_SHK: torch.Tensor
@@ -73,10 +85,14 @@ class AttentionArguments:
         yield from zip(q[:-1], q[1:], k[:-1], k[1:], strict=True)
 
 
-def _check_lengths(q_offsets_B1: torch.Tensor, k_offsets_B1: torch.Tensor, num_candidates_B: torch.Tensor | None) -> None:
+def _check_lengths(
+    q_offsets_B1: torch.Tensor, k_offsets_B1: torch.Tensor, num_candidates_B: torch.Tensor | None
+) -> None:
     if q_offsets_B1.device.type != "cpu":
         return
-    if len(k_offsets_B1) <= operand_checks.FEW:  # a served request: plain numbers are sooner compared than tensors
+    if (
+        len(k_offsets_B1) <= operand_checks.FEW
+    ):  # a served request: plain numbers are sooner compared than tensors
         q, k = q_offsets_B1.tolist(), k_offsets_B1.tolist()
         candidates = [0] * len(q) if num_candidates_B is None else num_candidates_B.tolist()
         spans = [(q[i + 1] - q[i], k[i + 1] - k[i], candidates[i]) for i in range(len(q) - 1)]
@@ -84,9 +100,16 @@ def _check_lengths(q_offsets_B1: torch.Tensor, k_offsets_B1: torch.Tensor, num_c
             return
     k_lengths = k_offsets_B1.diff()
     if q_offsets_B1 is not k_offsets_B1 and bool((q_offsets_B1.diff() > k_lengths).any()):
-        raise ValueError("every sequence needs at least as many keys as queries: the queries are the tail of the keys")
-    if num_candidates_B is not None and bool(((num_candidates_B < 0) | (num_candidates_B > k_lengths)).any()):
-        raise ValueError("num_candidates_B must lie between 0 and the number of keys of each sequence")
+        raise ValueError(
+            "every sequence needs at least as many keys as queries: the queries are the tail of "
+            "the keys"
+        )
+    if num_candidates_B is not None and bool(
+        ((num_candidates_B < 0) | (num_candidates_B > k_lengths)).any()
+    ):
+        raise ValueError(
+            "num_candidates_B must lie between 0 and the number of keys of each sequence"
+        )
 
 
 def check_arguments(
@@ -113,7 +136,10 @@ def check_arguments(
             f"got {tuple(q_THK.shape)}, {tuple(k_SHK.shape)} and {tuple(v_SHV.shape)}"
         )
     if 0 in (*q_THK.shape[1:], v_SHV.shape[2]):
-        raise ValueError(f"heads and head widths must be above 0, got {tuple(q_THK.shape)} and {tuple(v_SHV.shape)}")
+        raise ValueError(
+            f"heads and head widths must be above 0, got {tuple(q_THK.shape)} and "
+            f"{tuple(v_SHV.shape)}"
+        )
     bias = bias if bias is not None else RelativeBias()
     if not isinstance(bias, RelativeBias):
         raise TypeError(f"bias must be a RelativeBias, got {type(bias).__name__}")
@@ -121,10 +147,18 @@ def check_arguments(
         if table is not None:
             operand_checks.tensor(name, table, dims=1)
     operand_checks.alike(
-        {"q_THK": q_THK, "k_SHK": k_SHK, "v_SHV": v_SHV, "position_P": bias.position_P, "time_W": bias.time_W},
+        {
+            "q_THK": q_THK,
+            "k_SHK": k_SHK,
+            "v_SHV": v_SHV,
+            "position_P": bias.position_P,
+            "time_W": bias.time_W,
+        },
     )
     if bias.position_P is not None and bias.position_P.numel() % 2 == 0:
-        raise ValueError(f"position_P must have 2n - 1 entries, an odd number, got {bias.position_P.numel()}")
+        raise ValueError(
+            f"position_P must have 2n - 1 entries, an odd number, got {bias.position_P.numel()}"
+        )
     operand_checks.offsets("q_offsets_B1", q_offsets_B1, q_THK.shape[0])
     if k_offsets_B1 is None:
         if k_SHK.shape[0] != q_THK.shape[0]:
@@ -133,18 +167,29 @@ def check_arguments(
     else:
         operand_checks.offsets("k_offsets_B1", k_offsets_B1, k_SHK.shape[0])
         if k_offsets_B1.shape != q_offsets_B1.shape:
-            raise ValueError(f"q_offsets_B1 and k_offsets_B1 must have one length, got {len(q_offsets_B1)} and {len(k_offsets_B1)}")
+            raise ValueError(
+                f"q_offsets_B1 and k_offsets_B1 must have one length, got {len(q_offsets_B1)} and "
+                f"{len(k_offsets_B1)}"
+            )
     if num_candidates_B is not None:
         operand_checks.tensor("num_candidates_B", num_candidates_B, dims=1, dtype=torch.int64)
         if num_candidates_B.numel() != q_offsets_B1.numel() - 1:
-            raise ValueError(f"num_candidates_B must have one entry per sequence ({q_offsets_B1.numel() - 1})")
-    integers = {"q_offsets_B1": q_offsets_B1, "k_offsets_B1": k_offsets_B1, "num_candidates_B": num_candidates_B}
+            raise ValueError(
+                f"num_candidates_B must have one entry per sequence ({q_offsets_B1.numel() - 1})"
+            )
+    integers = {
+        "q_offsets_B1": q_offsets_B1,
+        "k_offsets_B1": k_offsets_B1,
+        "num_candidates_B": num_candidates_B,
+    }
     times = _check_times(bias, q_THK.shape[0], k_SHK.shape[0], timestamps_T, k_timestamps_S)
     for name, tensor in (integers | {"timestamps_T": times[0], "k_timestamps_S": times[1]}).items():
         if tensor is not None:
             operand_checks.same_device(name, tensor, "q_THK", q_THK)
     _check_lengths(q_offsets_B1, k_offsets_B1, num_candidates_B)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+    if window is not None and (
+        isinstance(window, bool) or not isinstance(window, int) or window < 1
+    ):
         raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
     return AttentionArguments(
         q_THK=q_THK,
@@ -156,7 +201,9 @@ def check_arguments(
         scale=operand_checks.number("scale", scale),
         position_P=bias.position_P,
         time_W=bias.time_W,
-        borders_W=None if bias.time_W is None else time_bucket_borders(bias.time_W.numel() - 1).to(q_THK.device),
+        borders_W=None
+        if bias.time_W is None
+        else time_bucket_borders(bias.time_W.numel() - 1).to(q_THK.device),
         timestamps_T=times[0],
         k_timestamps_S=times[1],
         num_candidates_B=num_candidates_B,
@@ -165,7 +212,11 @@ def check_arguments(
 
 
 def _check_times(
-    bias: RelativeBias, num_queries: int, num_keys: int, timestamps_T: torch.Tensor | None, k_timestamps_S: torch.Tensor | None
+    bias: RelativeBias,
+    num_queries: int,
+    num_keys: int,
+    timestamps_T: torch.Tensor | None,
+    k_timestamps_S: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The queries' and the keys' times, both None where no time table asks for them."""
     if timestamps_T is not None:

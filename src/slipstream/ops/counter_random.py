@@ -1,8 +1,9 @@
 """Random numbers without state: a pure function of (seed, row, column).
 
-Dropout masks, negatives and the first value of an embedding row are all drawn from it. Because a number depends only on its
-names, not on when, where or in which order it is drawn, micro-batches, ranks, tiers and resumed runs see the same numbers.
-`native/counter_random.h` is the same function, bit for bit.
+Dropout masks, negatives and the first value of an embedding row are all drawn from it. Because a
+number depends only on its names, not on when, where or in which order it is drawn, micro-batches,
+ranks, tiers and resumed runs see the same numbers. `native/counter_random.h` is the same function,
+bit for bit.
 """
 
 import torch
@@ -49,8 +50,12 @@ def random_bits(seed: int, rows_T: torch.Tensor, columns: int) -> torch.Tensor:
     return mix64(rows_T1 + columns_C)
 
 
-def random_uniform(seed: int, rows_T: torch.Tensor, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Uniform in [0, 1) with 24 random bits: exact in fp32, so every back-end agrees to the last bit."""
+def random_uniform(
+    seed: int, rows_T: torch.Tensor, columns: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Uniform in [0, 1) with 24 random bits: exact in fp32, so every back-end agrees to the last
+    bit.
+    """
     return _shift(random_bits(seed, rows_T, columns), 40).to(dtype) * (1.0 / (1 << 24))
 
 

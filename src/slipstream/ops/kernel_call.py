@@ -1,4 +1,6 @@
-"""Calls one compiled kernel with tensors and numbers, converted once and for all to what its C signature wants."""
+"""Calls one compiled kernel with tensors and numbers, converted once and for all to what its C
+signature wants.
+"""
 
 import ctypes
 import functools
@@ -9,12 +11,20 @@ import torch
 
 from slipstream.ops import native
 
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "f": ctypes.c_float, "d": ctypes.c_double}
+_TYPES: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "n": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
 
 
 @functools.cache
 def kernel(name: str, signature: str, *, returns: bool = False) -> Callable[..., int]:
-    """The kernel `name`; a letter per argument: p tensor or None, n int64, i int, f float, d double; threads are added last."""
+    """The kernel `name`; a letter per argument: p tensor or None, n int64, i int, f float, d
+    double; threads are added last.
+    """
     library = native.library()
     if library is None:
         raise RuntimeError("native kernels were asked for but are not built")
@@ -43,11 +53,15 @@ class _NoContext:
 
 
 def differentiable(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
-    """`function.apply`, or its forward alone where no gradient is recorded: a served request pays nothing for autograd."""
+    """`function.apply`, or its forward alone where no gradient is recorded: a served request pays
+    nothing for autograd.
+    """
 
     def call(*arguments: Any) -> torch.Tensor:
         recorded = torch.is_grad_enabled()
-        result: torch.Tensor = function.apply(*arguments) if recorded else function.forward(_NoContext(), *arguments)
+        result: torch.Tensor = (
+            function.apply(*arguments) if recorded else function.forward(_NoContext(), *arguments)
+        )
         return result
 
     return call

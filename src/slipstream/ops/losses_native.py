@@ -1,4 +1,6 @@
-"""Retrieval losses through the compiled kernels of native/losses_*.cpp. Operands were checked by `slipstream.ops.losses`."""
+"""Retrieval losses through the compiled kernels of native/losses_*.cpp. Operands were checked by
+`slipstream.ops.losses`.
+"""
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -15,7 +17,9 @@ def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """Forward keeps the tokens x negatives weights and the gradient of hidden for a unit loss; backward scales and scatters."""
+    """Forward keeps the tokens x negatives weights and the gradient of hidden for a unit loss;
+    backward scales and scatters.
+    """
 
     @staticmethod
     def forward(
@@ -40,14 +44,17 @@ class _SampledSoftmax(torch.autograd.Function):
             _contiguous(target_log_q_T), _contiguous(negative_log_q_TR), wanted, loss_T, weights, target_weights_T, unit_TD,
         )  # fmt: skip
         if wanted:
-            ctx.save_for_backward(hidden_TD, targets_T, negatives_TR, weights, target_weights_T, unit_TD)
+            ctx.save_for_backward(
+                hidden_TD, targets_T, negatives_TR, weights, target_weights_T, unit_TD
+            )
             ctx.num_rows = rows_UD.shape[0]  # type: ignore[attr-defined]
         return loss_T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, targets_T, negatives_TR, weights_TR, target_weights_T, unit_TD = ctx.saved_tensors  # type: ignore[attr-defined]
+        saved = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_TD, targets_T, negatives_TR, weights_TR, target_weights_T, unit_TD = saved
         needs_hidden, needs_rows = ctx.needs_input_grad[:2]  # type: ignore[attr-defined]
         grad_T1 = grad_T.unsqueeze(1)
         grad_hidden_TD = unit_TD * grad_T1 if needs_hidden else None
@@ -55,7 +62,9 @@ class _SampledSoftmax(torch.autograd.Function):
         if needs_rows:
             source_TD = hidden_TD * grad_T1
             grad_rows_UD = scatter_rows(source_TD, negatives_TR, weights_TR, ctx.num_rows)  # type: ignore[attr-defined]
-            grad_rows_UD = scatter_rows(source_TD, targets_T, target_weights_T, len(grad_rows_UD), into_UD=grad_rows_UD)
+            grad_rows_UD = scatter_rows(
+                source_TD, targets_T, target_weights_T, len(grad_rows_UD), into_UD=grad_rows_UD
+            )
         return grad_hidden_TD, grad_rows_UD, None, None, None, None, None
 
 
@@ -69,4 +78,6 @@ def sampled_softmax_loss(
     negative_log_q_TR: torch.Tensor | None,
 ) -> torch.Tensor:
     """Each token against its own negatives."""
-    return _SampledSoftmax.apply(hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR)
+    return _SampledSoftmax.apply(
+        hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR
+    )

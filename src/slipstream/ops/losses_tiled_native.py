@@ -1,7 +1,9 @@
-"""Softmax losses against many columns at once (shared negatives, whole catalogue), tile by tile over tokens.
+"""Softmax losses against many columns at once (shared negatives, whole catalogue), tile by tile
+over tokens.
 
-The matrix products are torch's (BLAS); one compiled pass over each tile does scaling, masking, exponentials and sums. A tile's
-buffer is reused for all tiles and computed again in backward, so tokens x columns is never alive.
+The matrix products are torch's (BLAS); one compiled pass over each tile does scaling, masking,
+exponentials and sums. A tile's buffer is reused for all tiles and computed again in backward, so
+tokens x columns is never alive.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,9 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from slipstream.ops.kernel_call import kernel
 from slipstream.ops.rows_native import check_count, scatter_rows
 
-_TILE_VALUES = 1 << 20  # 4 MB of logits: large enough for the matrix product, small enough for the cache
+_TILE_VALUES = (
+    1 << 20
+)  # 4 MB of logits: large enough for the matrix product, small enough for the cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class _Columns:
             yield slice(start, start + len(piece_TD)), logits
 
 
-def _forward(hidden_TD: torch.Tensor, columns: _Columns, targets_T: torch.Tensor, own_T: torch.Tensor | None) -> list[torch.Tensor]:
+def _forward(
+    hidden_TD: torch.Tensor, columns: _Columns, targets_T: torch.Tensor, own_T: torch.Tensor | None
+) -> list[torch.Tensor]:
     """[loss_T, sums_T2]."""
     loss_T, sums_T2 = hidden_TD.new_empty(len(hidden_TD)), hidden_TD.new_empty(len(hidden_TD), 2)
     call = kernel("ss_softmax_tile_forward", "pnnfpppppp")
@@ -58,7 +64,9 @@ def _backward(
     grad_T: torch.Tensor,
     own_grad_T: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(d hidden, d rows) through the columns; fills own_grad_T, the gradient of targets that stand apart."""
+    """(d hidden, d rows) through the columns; fills own_grad_T, the gradient of targets that stand
+    apart.
+    """
     grad_hidden_TD, grad_rows_CD = torch.empty_like(hidden_TD), torch.zeros_like(columns.rows_CD)
     call = kernel("ss_softmax_tile_backward", "pnnfpppppp")
     for at, logits in columns.tiles(hidden_TD):
@@ -77,9 +85,17 @@ class _FullSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float
+        ctx: FunctionCtx,
+        hidden_TD: torch.Tensor,
+        rows_ND: torch.Tensor,
+        targets_T: torch.Tensor,
+        temperature: float,
     ) -> torch.Tensor:
-        hidden_TD, rows_ND, small_T = hidden_TD.contiguous(), rows_ND.contiguous(), targets_T.to(torch.int32).contiguous()
+        hidden_TD, rows_ND, small_T = (
+            hidden_TD.contiguous(),
+            rows_ND.contiguous(),
+            targets_T.to(torch.int32).contiguous(),
+        )
         check_count(len(rows_ND), "rows")
         columns = _Columns(rows_ND, None, None, temperature)
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, None)
@@ -92,7 +108,11 @@ class _FullSoftmax(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_TD, rows_ND, small_T, sums_T2 = ctx.saved_tensors  # type: ignore[attr-defined]
         columns = _Columns(rows_ND, None, None, ctx.temperature)  # type: ignore[attr-defined]
-        return *_backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), None), None, None
+        return (
+            *_backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), None),
+            None,
+            None,
+        )
 
 
 class _SharedSoftmax(torch.autograd.Function):
@@ -120,7 +140,16 @@ class _SharedSoftmax(torch.autograd.Function):
         own_T = torch.linalg.vecdot(hidden_TD, target_TD) / temperature
         own_T = own_T if target_log_q_T is None else own_T - target_log_q_T
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, own_T.contiguous())
-        saved = (hidden_TD, columns.rows_CD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2)
+        saved = (
+            hidden_TD,
+            columns.rows_CD,
+            target_TD,
+            small_T,
+            targets_T,
+            negatives_R,
+            ids_R,
+            sums_T2,
+        )
         ctx.save_for_backward(*saved, *(() if log_q_R is None else (log_q_R,)))
         ctx.temperature, ctx.num_rows = temperature, len(rows_UD)  # type: ignore[attr-defined]
         return loss_T
@@ -128,17 +157,24 @@ class _SharedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, rows_RD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2, *rest = ctx.saved_tensors  # type: ignore[attr-defined]
+        saved = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_TD, rows_RD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2, *rest = (
+            saved
+        )
         columns = _Columns(rows_RD, ids_R, rest[0] if rest else None, ctx.temperature)  # type: ignore[attr-defined]
         own_grad_T = torch.empty_like(grad_T, memory_format=torch.contiguous_format)
-        grad_hidden_TD, grad_rows_RD = _backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), own_grad_T)
+        grad_hidden_TD, grad_rows_RD = _backward(
+            hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), own_grad_T
+        )
         grad_hidden_TD.addcmul_(own_grad_T.unsqueeze(1), target_TD)
         grad_rows_UD = scatter_rows(hidden_TD, targets_T, own_grad_T, ctx.num_rows)  # type: ignore[attr-defined]
         scatter_rows(grad_rows_RD, negatives_R, None, len(grad_rows_UD), into_UD=grad_rows_UD)
         return grad_hidden_TD, grad_rows_UD, None, None, None, None, None
 
 
-def full_softmax_loss(hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float) -> torch.Tensor:
+def full_softmax_loss(
+    hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """Each token against the whole catalogue."""
     return _FullSoftmax.apply(hidden_TD, rows_ND, targets_T, temperature)
 
@@ -153,4 +189,6 @@ def shared_softmax_loss(
     negative_log_q_R: torch.Tensor | None,
 ) -> torch.Tensor:
     """All tokens against one set of negatives."""
-    return _SharedSoftmax.apply(hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R)
+    return _SharedSoftmax.apply(
+        hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R
+    )

@@ -1,7 +1,9 @@
-"""Sampled softmax in Triton, for accelerators; tests interpret it on a CPU (TRITON_INTERPRET=1). It has not met an accelerator yet.
+"""Sampled softmax in Triton, for accelerators; tests interpret it on a CPU (TRITON_INTERPRET=1). It
+has not met an accelerator yet.
 
-One program serves one token and walks over its negatives in blocks, so tokens x negatives x width never exists. The gradient of
-the rows needs no atomics: entries are sorted by row (stable) and one program sums one row, so results repeat bit for bit.
+One program serves one token and walks over its negatives in blocks, so tokens x negatives x width
+never exists. The gradient of the rows needs no atomics: entries are sorted by row (stable) and one
+program sums one row, so results repeat bit for bit.
 """
 
 # Kernel arguments are typed by Triton when a kernel is compiled.
@@ -24,13 +26,18 @@ def _forward_kernel(
     num_negatives, width, inverse_temperature, HAS_TARGET_Q: tl.constexpr, HAS_NEGATIVE_Q: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Logits, log-sum-exp and loss of one token; sums are kept relative to the target's logit or the largest so far."""
+    """Logits, log-sum-exp and loss of one token; sums are kept relative to the target's logit or
+    the largest so far.
+    """
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     in_width = d < width
     h = tl.load(hidden + t * width + d, mask=in_width, other=0.0)
     target = tl.load(targets + t)
-    own = tl.sum(h * tl.load(rows + target * width + d, mask=in_width, other=0.0), axis=0) * inverse_temperature
+    own = (
+        tl.sum(h * tl.load(rows + target * width + d, mask=in_width, other=0.0), axis=0)
+        * inverse_temperature
+    )
     if HAS_TARGET_Q:
         own -= tl.load(target_log_q + t)
     largest = own
@@ -39,7 +46,11 @@ def _forward_kernel(
         r = start + tl.arange(0, BLOCK_R)
         in_negatives = r < num_negatives
         negative = tl.load(negatives + t * num_negatives + r, mask=in_negatives, other=0)
-        block = tl.load(rows + negative[:, None] * width + d[None, :], mask=in_negatives[:, None] & in_width[None, :], other=0.0)
+        block = tl.load(
+            rows + negative[:, None] * width + d[None, :],
+            mask=in_negatives[:, None] & in_width[None, :],
+            other=0.0,
+        )
         logit = tl.sum(block * h[None, :], axis=1) * inverse_temperature
         if HAS_NEGATIVE_Q:
             logit -= tl.load(negative_log_q + t * num_negatives + r, mask=in_negatives, other=0.0)
@@ -57,7 +68,9 @@ def _hidden_kernel(
     rows, targets, negatives, logits, log_sum, grad, weights, target_weights, grad_hidden,
     num_negatives, width, inverse_temperature, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """d loss / d logit of one token's negatives (weights) and target, and the gradient of its hidden state."""
+    """d loss / d logit of one token's negatives (weights) and target, and the gradient of its
+    hidden state.
+    """
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     in_width = d < width
@@ -69,7 +82,11 @@ def _hidden_kernel(
         r = start + tl.arange(0, BLOCK_R)
         in_negatives = r < num_negatives
         negative = tl.load(negatives + t * num_negatives + r, mask=in_negatives, other=0)
-        block = tl.load(rows + negative[:, None] * width + d[None, :], mask=in_negatives[:, None] & in_width[None, :], other=0.0)
+        block = tl.load(
+            rows + negative[:, None] * width + d[None, :],
+            mask=in_negatives[:, None] & in_width[None, :],
+            other=0.0,
+        )
         logit = tl.load(logits + t * num_negatives + r, mask=in_negatives, other=float("-inf"))
         weight = tl.exp(logit - shift) * scale
         tl.store(weights + t * num_negatives + r, weight, mask=in_negatives)
@@ -82,7 +99,17 @@ def _hidden_kernel(
 
 
 @triton.jit
-def _rows_kernel(hidden, order, starts, weights, grad_rows, per_token, width, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr):
+def _rows_kernel(
+    hidden,
+    order,
+    starts,
+    weights,
+    grad_rows,
+    per_token,
+    width,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """The gradient of one row: the sum over its entries, in the order they were sorted into."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
@@ -96,12 +123,18 @@ def _rows_kernel(hidden, order, starts, weights, grad_rows, per_token, width, BL
         entry = tl.load(order + e, mask=inside, other=0)
         weight = tl.load(weights + entry, mask=inside, other=0.0)
         token = entry // per_token
-        block = tl.load(hidden + token[:, None] * width + d[None, :], mask=inside[:, None] & in_width[None, :], other=0.0)
+        block = tl.load(
+            hidden + token[:, None] * width + d[None, :],
+            mask=inside[:, None] & in_width[None, :],
+            other=0.0,
+        )
         total += tl.sum(block * weight[:, None], axis=0)
     tl.store(grad_rows + row * width + d, total, mask=in_width)
 
 
-def _rows_gradient(hidden_TD: torch.Tensor, index_TE: torch.Tensor, weights_TE: torch.Tensor, num_rows: int) -> torch.Tensor:
+def _rows_gradient(
+    hidden_TD: torch.Tensor, index_TE: torch.Tensor, weights_TE: torch.Tensor, num_rows: int
+) -> torch.Tensor:
     """[num_rows, D]: weights[t, e] * hidden[t] summed by row."""
     sorted_rows, order = torch.sort(index_TE.flatten(), stable=True)
     starts = torch.searchsorted(sorted_rows, torch.arange(num_rows + 1, device=hidden_TD.device))
@@ -128,7 +161,9 @@ class _SampledSoftmax(torch.autograd.Function):
         target_log_q_T: torch.Tensor | None,
         negative_log_q_TR: torch.Tensor | None,
     ) -> torch.Tensor:
-        hidden_TD, rows_UD, targets_T, negatives_TR = (x.contiguous() for x in (hidden_TD, rows_UD, targets_T, negatives_TR))
+        hidden_TD, rows_UD, targets_T, negatives_TR = (
+            x.contiguous() for x in (hidden_TD, rows_UD, targets_T, negatives_TR)
+        )
         (tokens, width), negatives = hidden_TD.shape, negatives_TR.shape[1]
         loss_T, log_sum_T = hidden_TD.new_empty(tokens), hidden_TD.new_empty(tokens)
         logits_TR = hidden_TD.new_empty(tokens, negatives)
@@ -174,4 +209,6 @@ def sampled_softmax_loss(
     negative_log_q_TR: torch.Tensor | None,
 ) -> torch.Tensor:
     """Each token against its own negatives."""
-    return _SampledSoftmax.apply(hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR)
+    return _SampledSoftmax.apply(
+        hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR
+    )

@@ -1,7 +1,8 @@
-"""Loads the compiled kernels (native/*.cpp) through their plain C ABI and picks the best instruction set of this CPU.
+"""Loads the compiled kernels (native/*.cpp) through their plain C ABI and picks the best
+instruction set of this CPU.
 
-The libraries are opened after torch, so that both share one OpenMP runtime and one thread pool. Where nothing was compiled the
-reference back-end serves, after one clear warning.
+The libraries are opened after torch, so that both share one OpenMP runtime and one thread pool.
+Where nothing was compiled the reference back-end serves, after one clear warning.
 """
 
 import ctypes
@@ -17,11 +18,18 @@ _ALLOWED = {"AVX512": _LEVELS, "AVX2": _LEVELS[1:]}
 
 
 def _candidates() -> list[Path]:
-    """Built libraries that this CPU can run, best first. SLIPSTREAM_NATIVE_LEVEL narrows the choice (tests compare levels)."""
+    """Built libraries that this CPU can run, best first. SLIPSTREAM_NATIVE_LEVEL narrows the choice
+    (tests compare levels).
+    """
     wished = os.environ.get("SLIPSTREAM_NATIVE_LEVEL")
     levels = _ALLOWED.get(torch.backends.cpu.get_cpu_capability(), _LEVELS[2:])
     here = Path(__file__).parent
-    return [path for level in levels if wished in (None, level) for path in sorted(here.glob(f"_native_{level}.*so"))]
+    return [
+        path
+        for level in levels
+        if wished in (None, level)
+        for path in sorted(here.glob(f"_native_{level}.*so"))
+    ]
 
 
 @functools.cache
@@ -48,7 +56,11 @@ def available() -> bool:
 def status() -> str:
     """One phrase for messages and reports: which library serves."""
     loaded = library()
-    return f"native kernels: {Path(loaded._name).name}" if loaded is not None else "native kernels: not built"
+    return (
+        f"native kernels: {Path(loaded._name).name}"
+        if loaded is not None
+        else "native kernels: not built"
+    )
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

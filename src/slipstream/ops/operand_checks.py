@@ -1,8 +1,10 @@
-"""Checks shared by all operators: a wrong argument is one clear Python exception, never a crash inside a kernel.
+"""Checks shared by all operators: a wrong argument is one clear Python exception, never a crash
+inside a kernel.
 
-TypeError for the wrong kind of thing (not a tensor, wrong dtype), ValueError for the wrong shape, device or content, IndexError for
-an index out of range. Native code trusts its pointers, so everything is checked here first, with a sentence that names the operand.
-Offsets and times are only read where they live on a CPU, so that an accelerator is never stalled.
+TypeError for the wrong kind of thing (not a tensor, wrong dtype), ValueError for the wrong shape,
+device or content, IndexError for an index out of range. Native code trusts its pointers, so
+everything is checked here first, with a sentence that names the operand. Offsets and times are only
+read where they live on a CPU, so that an accelerator is never stalled.
 """
 
 import itertools
@@ -32,38 +34,63 @@ def floating(name: str, tensor: torch.Tensor, *, dims: int) -> None:
         raise ValueError(f"{name} must have {dims} dimension(s), got shape {tuple(tensor.shape)}")
 
 
-def like(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor, shape: tuple[int, ...]) -> None:
+def like(
+    name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor, shape: tuple[int, ...]
+) -> None:
     """`tensor` has the given shape and the dtype and device of `other`."""
     _plain(name, tensor)
     if tensor.dtype != other.dtype:
-        raise TypeError(f"{name} must have the dtype of {other_name} ({other.dtype}), got {tensor.dtype}")
+        raise TypeError(
+            f"{name} must have the dtype of {other_name} ({other.dtype}), got {tensor.dtype}"
+        )
     if tensor.device != other.device:
-        raise ValueError(f"{name} must be on the device of {other_name} ({other.device}), got {tensor.device}")
+        raise ValueError(
+            f"{name} must be on the device of {other_name} ({other.device}), got {tensor.device}"
+        )
     if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape} to fit {other_name}, got {tuple(tensor.shape)}")
+        raise ValueError(
+            f"{name} must have shape {shape} to fit {other_name}, got {tuple(tensor.shape)}"
+        )
 
 
-def integers(name: str, tensor: torch.Tensor, *, shape: tuple[int | None, ...], device: torch.device | None = None) -> None:
+def integers(
+    name: str,
+    tensor: torch.Tensor,
+    *,
+    shape: tuple[int | None, ...],
+    device: torch.device | None = None,
+) -> None:
     """`tensor` is int64 on `device` with the given shape, where None stands for any."""
     _plain(name, tensor)
     if tensor.dtype != torch.int64:
         raise TypeError(f"{name} must be int64, got {tensor.dtype}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name} must be on {device}, got {tensor.device}")
-    fits = tensor.dim() == len(shape) and all(want is None or want == got for want, got in zip(shape, tensor.shape, strict=True))
+    fits = tensor.dim() == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, tensor.shape, strict=True)
+    )
     if not fits:
         wanted = ", ".join("any" if want is None else str(want) for want in shape)
         raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
 
 
-def index(name: str, tensor: torch.Tensor, size: int, *, shape: tuple[int | None, ...], device: torch.device) -> None:
+def index(
+    name: str,
+    tensor: torch.Tensor,
+    size: int,
+    *,
+    shape: tuple[int | None, ...],
+    device: torch.device,
+) -> None:
     """`tensor` is an int64 index into `size` rows."""
     integers(name, tensor, shape=shape, device=device)
     if tensor.numel() == 0:
         return
     low, high = (int(x) for x in torch.aminmax(tensor))
     if low < 0 or high >= size:
-        raise IndexError(f"{name} must lie between 0 and {size - 1}, got {low if low < 0 else high}")
+        raise IndexError(
+            f"{name} must lie between 0 and {size - 1}, got {low if low < 0 else high}"
+        )
 
 
 def probability(name: str, value: float) -> None:
@@ -84,7 +111,9 @@ def not_negative(name: str, value: float) -> None:
         raise ValueError(f"{name} must be zero or more and finite, got {value}")
 
 
-def tensor(name: str, value: object, *, dims: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def tensor(
+    name: str, value: object, *, dims: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """`value` as a tensor with `dims` axes (and, if given, of `dtype`)."""
     value = _plain(name, value)
     if value.dim() != dims:
@@ -102,14 +131,20 @@ def alike(tensors: Mapping[str, torch.Tensor | None]) -> None:
         raise TypeError(f"{first_name} must be floating point, got {first.dtype}")
     for name, tensor in present[1:]:
         if tensor.dtype != first.dtype:
-            raise TypeError(f"{name} is {tensor.dtype} but {first_name} is {first.dtype}; give both the same dtype")
+            raise TypeError(
+                f"{name} is {tensor.dtype} but {first_name} is {first.dtype}; give both the same "
+                "dtype"
+            )
         same_device(name, tensor, first_name, first)
 
 
 def same_device(name: str, tensor: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
     """Both tensors live on one device."""
     if tensor.device != first.device:
-        raise TypeError(f"{name} is on {tensor.device} but {first_name} is on {first.device}; move both to one device")
+        raise TypeError(
+            f"{name} is on {tensor.device} but {first_name} is on {first.device}; move both to "
+            "one device"
+        )
 
 
 def offsets(name: str, offsets_B1: object, total: int) -> torch.Tensor:
@@ -121,14 +156,22 @@ def offsets(name: str, offsets_B1: object, total: int) -> torch.Tensor:
         if len(offsets) <= FEW:
             numbers = offsets.tolist()
             steps = [after - before for before, after in itertools.pairwise(numbers)]
-            if numbers[0] == 0 and numbers[-1] == total and all(0 <= step <= MAX_SEQUENCE for step in steps):
+            if (
+                numbers[0] == 0
+                and numbers[-1] == total
+                and all(0 <= step <= MAX_SEQUENCE for step in steps)
+            ):
                 return offsets
         first, last = int(offsets[0]), int(offsets[-1])
         if first != 0 or last != total:
-            raise ValueError(f"{name} must run from 0 to {total} (the number of tokens), got {first} to {last}")
+            raise ValueError(
+                f"{name} must run from 0 to {total} (the number of tokens), got {first} to {last}"
+            )
         lengths = offsets.diff()
         if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > MAX_SEQUENCE):
-            raise ValueError(f"{name} must never decrease, and no sequence may exceed {MAX_SEQUENCE} tokens")
+            raise ValueError(
+                f"{name} must never decrease, and no sequence may exceed {MAX_SEQUENCE} tokens"
+            )
     return offsets
 
 
@@ -140,7 +183,9 @@ def times(name: str, value: object, length: int) -> torch.Tensor:
     if length and times.device.type == "cpu":
         low, high = torch.aminmax(times)
         if int(low) <= -MAX_TIME or int(high) >= MAX_TIME:
-            raise ValueError(f"{name} must stay within -2^62 and 2^62, got {int(low)} to {int(high)}")
+            raise ValueError(
+                f"{name} must stay within -2^62 and 2^62, got {int(low)} to {int(high)}"
+            )
     return times
 
 

@@ -1,8 +1,10 @@
-"""Row operators of embedding tables: deduplicated gather, gradient coalescing, row-wise Adagrad and Adam.
+"""Row operators of embedding tables: deduplicated gather, gradient coalescing, row-wise Adagrad and
+Adam.
 
-A batch names the same key many times. `unique_keys` finds the distinct ones, `take_rows` spreads their rows over the tokens (its
-backward is a segment sum in a fixed order, without atomics), and the optimisers touch each row once. The `_from_tokens_` entries do
-sort, segment sum and update in one pass over token gradients.
+A batch names the same key many times. `unique_keys` finds the distinct ones, `take_rows` spreads
+their rows over the tokens (its backward is a segment sum in a fixed order, without atomics), and
+the optimisers touch each row once. The `_from_tokens_` entries do sort, segment sum and update in
+one pass over token gradients.
 """
 
 import torch
@@ -11,14 +13,22 @@ from slipstream.ops import backend as backends
 from slipstream.ops import operand_checks, rows_native, rows_reference
 
 
-def unique_keys(keys_T: torch.Tensor, *, backend: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def unique_keys(
+    keys_T: torch.Tensor, *, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(unique_U sorted ascending, inverse_T) of int64 keys: unique_U[inverse_T] == keys_T."""
     operand_checks.integers("keys", keys_T, shape=(None,))
-    serve = rows_native if backends.choose(backend, keys_T.new_empty(0, dtype=torch.float32)) == "native" else rows_reference
+    serve = (
+        rows_native
+        if backends.choose(backend, keys_T.new_empty(0, dtype=torch.float32)) == "native"
+        else rows_reference
+    )
     return serve.unique_keys(keys_T)
 
 
-def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+def take_rows(
+    rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | None = None
+) -> torch.Tensor:
     """rows_UD[index_T]; differentiable, backward sums each row's gradients in a fixed order."""
     operand_checks.floating("rows", rows_UD, dims=2)
     operand_checks.index("index", index_T, rows_UD.shape[0], shape=(None,), device=rows_UD.device)
@@ -26,11 +36,15 @@ def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor, *, backend: str | No
     return serve.take_rows(rows_UD, index_T)
 
 
-def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int, *, backend: str | None = None) -> torch.Tensor:
+def coalesce(
+    grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int, *, backend: str | None = None
+) -> torch.Tensor:
     """[num_unique, D]: the sum of the token gradients that share a place in `inverse_T`."""
     operand_checks.floating("grads", grads_TD, dims=2)
     operand_checks.not_negative("num_unique", num_unique)
-    operand_checks.index("inverse", inverse_T, num_unique, shape=(grads_TD.shape[0],), device=grads_TD.device)
+    operand_checks.index(
+        "inverse", inverse_T, num_unique, shape=(grads_TD.shape[0],), device=grads_TD.device
+    )
     serve = rows_native if backends.choose(backend, grads_TD) == "native" else rows_reference
     return serve.coalesce(grads_TD, inverse_T, num_unique)
 
@@ -46,7 +60,9 @@ def rowwise_adagrad_(
     eps: float,
     backend: str | None = None,
 ) -> None:
-    """state += mean_d(g^2); w -= lr * g / (sqrt(state) + eps); in place, touched rows only, each row at most once."""
+    """state += mean_d(g^2); w -= lr * g / (sqrt(state) + eps); in place, touched rows only, each
+    row at most once.
+    """
     _check_table(weights_ND, rows_U, grads_UD)
     operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
     _check_once(rows_U)
@@ -68,14 +84,22 @@ def rowwise_adam_(
     eps: float,
     backend: str | None = None,
 ) -> None:
-    """Adam with one second moment and one step count a row; in place, touched rows only, each row at most once."""
+    """Adam with one second moment and one step count a row; in place, touched rows only, each row
+    at most once.
+    """
     _check_table(weights_ND, rows_U, grads_UD)
     operand_checks.like("m", m_ND, "weights", weights_ND, tuple(weights_ND.shape))
     operand_checks.like("v", v_N, "weights", weights_ND, (weights_ND.shape[0],))
-    operand_checks.integers("steps", steps_N, shape=(weights_ND.shape[0],), device=weights_ND.device)
+    operand_checks.integers(
+        "steps", steps_N, shape=(weights_ND.shape[0],), device=weights_ND.device
+    )
     _check_betas(betas)
     _check_once(rows_U)
-    serve = rows_native if _updates_natively(backend, weights_ND, m_ND, v_N, steps_N) else rows_reference
+    serve = (
+        rows_native
+        if _updates_natively(backend, weights_ND, m_ND, v_N, steps_N)
+        else rows_reference
+    )
     serve.rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr, betas, eps)
 
 
@@ -119,13 +143,28 @@ def rowwise_adam_from_tokens_(
     _check_table(weights_ND, rows_T, grads_TD)
     rows_U, inverse_T = unique_keys(rows_T)
     grads_UD = coalesce(grads_TD, inverse_T, rows_U.numel(), backend=backend)
-    rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr=lr, betas=betas, eps=eps, backend=backend)
+    rowwise_adam_(
+        weights_ND,
+        m_ND,
+        v_N,
+        steps_N,
+        rows_U,
+        grads_UD,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        backend=backend,
+    )
 
 
 def _check_table(weights_ND: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
     operand_checks.floating("weights", weights_ND, dims=2)
-    operand_checks.index("rows", rows_U, weights_ND.shape[0], shape=(None,), device=weights_ND.device)
-    operand_checks.like("grads", grads_UD, "weights", weights_ND, (rows_U.shape[0], weights_ND.shape[1]))
+    operand_checks.index(
+        "rows", rows_U, weights_ND.shape[0], shape=(None,), device=weights_ND.device
+    )
+    operand_checks.like(
+        "grads", grads_UD, "weights", weights_ND, (rows_U.shape[0], weights_ND.shape[1])
+    )
 
 
 def _check_betas(betas: tuple[float, float]) -> None:
@@ -134,12 +173,21 @@ def _check_betas(betas: tuple[float, float]) -> None:
 
 
 def _check_once(rows_U: torch.Tensor) -> None:
-    """Rows in ascending order (as unique_keys gives them) pass after one cheap look; others are counted."""
+    """Rows in ascending order (as unique_keys gives them) pass after one cheap look; others are
+    counted.
+    """
     ascending = rows_U.numel() < 2 or bool((rows_U[1:] > rows_U[:-1]).all())
     if not ascending and torch.unique(rows_U).numel() != rows_U.numel():
-        raise ValueError("rows holds the same row twice; sum its gradients first (coalesce) or use the _from_tokens_ entry")
+        raise ValueError(
+            "rows holds the same row twice; sum its gradients first (coalesce) or use the "
+            "_from_tokens_ entry"
+        )
 
 
 def _updates_natively(backend: str | None, *tensors: torch.Tensor) -> bool:
-    """In-place kernels need the very memory: a table that is not contiguous is served by the reference."""
-    return backends.choose(backend, tensors[0]) == "native" and all(tensor.is_contiguous() for tensor in tensors)
+    """In-place kernels need the very memory: a table that is not contiguous is served by the
+    reference.
+    """
+    return backends.choose(backend, tensors[0]) == "native" and all(
+        tensor.is_contiguous() for tensor in tensors
+    )

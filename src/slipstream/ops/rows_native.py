@@ -1,11 +1,15 @@
-"""Row operators through the compiled kernels of native/rows_*.cpp. Operands were checked by `slipstream.ops.rows`."""
+"""Row operators through the compiled kernels of native/rows_*.cpp. Operands were checked by
+`slipstream.ops.rows`.
+"""
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.ops.kernel_call import kernel
 
-_COPIES_BYTES = 1 << 24  # rows are summed in one copy per thread where the copies together stay below this
+_COPIES_BYTES = (
+    1 << 24
+)  # rows are summed in one copy per thread where the copies together stay below this
 _BUCKET_BYTES = 1 << 18  # rows of one bucket should stay in a core's cache
 _MAX_BUCKETS = 4096
 _MAX_ENTRIES = 1 << 22  # entries dealt at a time: 48 MB of scratch
@@ -15,7 +19,10 @@ _NARROW_SPAN = 1 << 16  # keys within such a range are marked in a table instead
 def check_count(count: int, what: str) -> None:
     """The kernels number things in 32 bits (keys themselves are 64-bit)."""
     if count >= 1 << 31:
-        raise ValueError(f"native kernels take at most 2^31 - 1 {what} at a time, got {count}; use backend='reference'")
+        raise ValueError(
+            f"native kernels take at most 2^31 - 1 {what} at a time, got {count}; use "
+            "backend='reference'"
+        )
 
 
 def scatter_rows(
@@ -25,7 +32,9 @@ def scatter_rows(
     num_rows: int,
     into_UD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[num_rows, D]: sum over (t, r) of weights[t, r] * source[t] at row index[t, r]; added to `into_UD` where that is given."""
+    """[num_rows, D]: sum over (t, r) of weights[t, r] * source[t] at row index[t, r]; added to
+    `into_UD` where that is given.
+    """
     check_count(num_rows, "rows")
     source_TD, index_TR = source_TD.contiguous(), index_TR.contiguous()
     weights_TR = None if weights_TR is None else weights_TR.contiguous()
@@ -34,11 +43,26 @@ def scatter_rows(
     threads = torch.get_num_threads()
     stride = -(-width // 16) * 16
     copies_size = threads * (num_rows + 1) * stride
-    if into_UD is None and copies_size * 4 <= _COPIES_BYTES and index_TR.numel() > 2 * threads * num_rows:
+    if (
+        into_UD is None
+        and copies_size * 4 <= _COPIES_BYTES
+        and index_TR.numel() > 2 * threads * num_rows
+    ):
         out_UD = source_TD.new_empty(num_rows, width)
         copies = source_TD.new_zeros(copies_size)
         call = kernel("ss_scatter_copies", "pnnpnnpppn")
-        call(out_UD, num_rows, width, source_TD, tokens, per_token, index_TR, weights_TR, copies, stride)
+        call(
+            out_UD,
+            num_rows,
+            width,
+            source_TD,
+            tokens,
+            per_token,
+            index_TR,
+            weights_TR,
+            copies,
+            stride,
+        )
         return out_UD
     out_UD = source_TD.new_zeros(num_rows, width) if into_UD is None else into_UD
     if out_UD.numel() and index_TR.numel():
@@ -47,14 +71,20 @@ def scatter_rows(
 
 
 def _bucket_shift(num_rows: int, width: int, threads: int) -> int:
-    """log2 of the rows in a bucket: cache-sized, several buckets for each thread, and never too many of them."""
+    """log2 of the rows in a bucket: cache-sized, several buckets for each thread, and never too
+    many of them.
+    """
     rows = max(1, min(_BUCKET_BYTES // (4 * width), num_rows // (4 * threads)))
     rows = max(rows, -(-num_rows // _MAX_BUCKETS))
     return max(rows - 1, 0).bit_length()
 
 
 def _scatter_in_buckets(
-    out_UD: torch.Tensor, source_TD: torch.Tensor, index_TR: torch.Tensor, weights_TR: torch.Tensor | None, per_token: int
+    out_UD: torch.Tensor,
+    source_TD: torch.Tensor,
+    index_TR: torch.Tensor,
+    weights_TR: torch.Tensor | None,
+    per_token: int,
 ) -> None:
     num_rows, width = out_UD.shape
     threads = torch.get_num_threads()
@@ -67,7 +97,19 @@ def _scatter_in_buckets(
     for start in range(0, len(source_TD), step):
         piece_TD, index = source_TD[start : start + step], index_TR[start : start + step]
         weights = None if weights_TR is None else weights_TR[start : start + step]
-        call(out_UD, num_rows, width, piece_TD, len(piece_TD), per_token, index, weights, shift, entries, starts)
+        call(
+            out_UD,
+            num_rows,
+            width,
+            piece_TD,
+            len(piece_TD),
+            per_token,
+            index,
+            weights,
+            shift,
+            entries,
+            starts,
+        )
 
 
 class _TakeRows(torch.autograd.Function):
@@ -97,7 +139,9 @@ def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int) -
 
 
 def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted unique keys and each key's place among them: a table of marks for a narrow range of keys, else a radix sort."""
+    """Sorted unique keys and each key's place among them: a table of marks for a narrow range of
+    keys, else a radix sort.
+    """
     keys_T = keys_T.contiguous()
     count, inverse_T = keys_T.numel(), torch.empty_like(keys_T)
     if count == 0:
@@ -106,7 +150,10 @@ def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = (int(x) for x in torch.aminmax(keys_T))
     span = high - low + 1
     if span <= max(_NARROW_SPAN, 4 * count):
-        marks, ranks = torch.zeros(torch.get_num_threads(), span, dtype=torch.uint8), torch.empty(span, dtype=torch.int64)
+        marks, ranks = (
+            torch.zeros(torch.get_num_threads(), span, dtype=torch.uint8),
+            torch.empty(span, dtype=torch.int64),
+        )
         unique_U = keys_T.new_empty(min(count, span))
         call = kernel("ss_unique_narrow", "pnnnpppp", returns=True)
         found = call(keys_T, count, low, span, marks, ranks, unique_U, inverse_T)
@@ -122,11 +169,18 @@ def _sort_scratch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rowwise_adagrad_(
-    weights_ND: torch.Tensor, state_N: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float, eps: float
+    weights_ND: torch.Tensor,
+    state_N: torch.Tensor,
+    rows_U: torch.Tensor,
+    grads_UD: torch.Tensor,
+    lr: float,
+    eps: float,
 ) -> None:
     """One Adagrad step of the touched rows, with one accumulator a row."""
     rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
-    kernel("ss_rowwise_adagrad", "ppppnnff")(weights_ND, state_N, rows_U, grads_UD, *grads_UD.shape, lr, eps)
+    kernel("ss_rowwise_adagrad", "ppppnnff")(
+        weights_ND, state_N, rows_U, grads_UD, *grads_UD.shape, lr, eps
+    )
 
 
 def rowwise_adam_(
@@ -140,18 +194,35 @@ def rowwise_adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One Adam step of the touched rows: first moment per value, second moment and step count per row."""
+    """One Adam step of the touched rows: first moment per value, second moment and step count per
+    row.
+    """
     rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
     call = kernel("ss_rowwise_adam", "ppppppnnfddf")
     call(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, *grads_UD.shape, lr, *betas, eps)
 
 
 def rowwise_adagrad_from_tokens_(
-    weights_ND: torch.Tensor, state_N: torch.Tensor, rows_T: torch.Tensor, grads_TD: torch.Tensor, lr: float, eps: float
+    weights_ND: torch.Tensor,
+    state_N: torch.Tensor,
+    rows_T: torch.Tensor,
+    grads_TD: torch.Tensor,
+    lr: float,
+    eps: float,
 ) -> None:
     """Sort, segment sum and Adagrad step in one pass over token gradients."""
     rows_T, grads_TD = rows_T.contiguous(), grads_TD.contiguous()
     check_count(rows_T.numel(), "tokens")
     sums = grads_TD.new_empty(torch.get_num_threads(), grads_TD.shape[1])
     call = kernel("ss_rowwise_adagrad_from_tokens", "ppppnnffppp")
-    call(weights_ND, state_N, rows_T, grads_TD, *grads_TD.shape, lr, eps, *_sort_scratch(rows_T.numel()), sums)
+    call(
+        weights_ND,
+        state_N,
+        rows_T,
+        grads_TD,
+        *grads_TD.shape,
+        lr,
+        eps,
+        *_sort_scratch(rows_T.numel()),
+        sums,
+    )

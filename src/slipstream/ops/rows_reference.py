@@ -1,4 +1,6 @@
-"""Plain PyTorch of the row operators: the oracle of `rows_native`. Sums run in token order, so they are deterministic on a CPU."""
+"""Plain PyTorch of the row operators: the oracle of `rows_native`. Sums run in token order, so they
+are deterministic on a CPU.
+"""
 
 import torch
 
@@ -20,7 +22,12 @@ def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int) -
 
 
 def rowwise_adagrad_(
-    weights_ND: torch.Tensor, state_N: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor, lr: float, eps: float
+    weights_ND: torch.Tensor,
+    state_N: torch.Tensor,
+    rows_U: torch.Tensor,
+    grads_UD: torch.Tensor,
+    lr: float,
+    eps: float,
 ) -> None:
     """One Adagrad step of the touched rows, with one accumulator a row."""
     state_U = state_N[rows_U] + grads_UD.square().mean(dim=1)
@@ -39,7 +46,9 @@ def rowwise_adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One Adam step of the touched rows: first moment per value, second moment and step count per row."""
+    """One Adam step of the touched rows: first moment per value, second moment and step count per
+    row.
+    """
     beta1, beta2 = betas
     steps_U = steps_N[rows_U] + 1
     m_UD = beta1 * m_ND[rows_U] + (1 - beta1) * grads_UD

@@ -1,9 +1,11 @@
-"""Cuts a batch into parts whose samples share keys: annealing over moves and swaps of samples, within limits of tokens per part.
+"""Cuts a batch into parts whose samples share keys: annealing over moves and swaps of samples,
+within limits of tokens per part.
 
-The cost of a cut is the number of distinct keys summed over its parts. A sample and a part are drawn; the sample moves there, or
-changes places with one of that part where tokens do not allow a move, if that saves keys or (less and less often) although it does
-not. Work is counted in key visits, never by the clock, and all of it is integer arithmetic: the same batch is always cut the same
-way, by both back-ends.
+The cost of a cut is the number of distinct keys summed over its parts. A sample and a part are
+drawn; the sample moves there, or changes places with one of that part where tokens do not allow a
+move, if that saves keys or (less and less often) although it does not. Work is counted in key
+visits, never by the clock, and all of it is integer arithmetic: the same batch is always cut the
+same way, by both back-ends.
 """
 
 from itertools import pairwise
@@ -28,9 +30,11 @@ def share_keys(
     *,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """int64 [B]: each sample's part, from the cut `first_B` on, after about `budget` key visits. All tensors are int64.
+    """int64 [B]: each sample's part, from the cut `first_B` on, after about `budget` key visits.
+    All tensors are int64.
 
-    A part that begins between `low_M` and `high_M` tokens stays there; one that does not never gets further away.
+    A part that begins between `low_M` and `high_M` tokens stays there; one that does not never gets
+    further away.
     """
     _check(places_T, offsets_B1, num_keys, first_B, low_M, high_M)
     if backend not in (None, "reference", "native"):
@@ -43,14 +47,26 @@ def share_keys(
         return parts_B
     tensors = [each.contiguous() for each in (places_T, offsets_B1, low_M, high_M)]
     cut = kernel("ss_share_keys", "ppnnnppnp")
-    cut(tensors[0], tensors[1], parts_B.numel(), num_keys, low_M.numel(), tensors[2], tensors[3], budget, parts_B)
+    cut(
+        tensors[0],
+        tensors[1],
+        parts_B.numel(),
+        num_keys,
+        low_M.numel(),
+        tensors[2],
+        tensors[3],
+        budget,
+        parts_B,
+    )
     return parts_B
 
 
 class _Cut:
     """The reference: the same draws and decisions in plain Python."""
 
-    def __init__(self, places: list[int], offsets: list[int], part_of: list[int], parts: int) -> None:
+    def __init__(
+        self, places: list[int], offsets: list[int], part_of: list[int], parts: int
+    ) -> None:
         self.part_of, self.random = part_of, 0x5BD1E9955BD1E995
         self.lengths = [end - begin for begin, end in pairwise(offsets)]
         distinct = [dict.fromkeys(places[begin:end]) for begin, end in pairwise(offsets)]
@@ -106,7 +122,16 @@ class _Cut:
                 spent += self._propose(one, start, to, low, high, tokens, heat)
         result_B.copy_(torch.tensor(self.part_of, dtype=torch.int64))
 
-    def _propose(self, one: int, start: int, to: int, low: list[int], high: list[int], tokens: list[int], heat: int) -> int:
+    def _propose(
+        self,
+        one: int,
+        start: int,
+        to: int,
+        low: list[int],
+        high: list[int],
+        tokens: list[int],
+        heat: int,
+    ) -> int:
         """Move or swap where that is allowed and accepted; returns the keys visited."""
         length = self.lengths[one]
         if tokens[to] + length <= high[to] and tokens[start] - length >= low[start]:
@@ -139,14 +164,37 @@ def _check(
     low_M: torch.Tensor,
     high_M: torch.Tensor,
 ) -> None:
-    for name, each in {"places": places_T, "offsets": offsets_B1, "first": first_B, "low": low_M, "high": high_M}.items():
+    for name, each in {
+        "places": places_T,
+        "offsets": offsets_B1,
+        "first": first_B,
+        "low": low_M,
+        "high": high_M,
+    }.items():
         if each.dtype != torch.int64 or each.dim() != 1 or each.device.type != "cpu":
-            raise TypeError(f"{name} must be a list of int64 on the CPU, got {each.dtype} with {each.dim()} dimensions")
+            raise TypeError(
+                f"{name} must be a list of int64 on the CPU, got {each.dtype} with {each.dim()} "
+                "dimensions"
+            )
     samples, parts = first_B.numel(), low_M.numel()
-    if offsets_B1.numel() != samples + 1 or int(offsets_B1[0]) != 0 or int(offsets_B1[-1]) != places_T.numel():
-        raise ValueError("offsets must begin at 0, end at the number of places and have one entry more than there are samples")
-    if parts < 1 or high_M.numel() != parts or samples >= 1 << 31 or bool((offsets_B1.diff() < 0).any()):
-        raise ValueError("there must be a low and a high limit for every part, and offsets must not fall")
+    if (
+        offsets_B1.numel() != samples + 1
+        or int(offsets_B1[0]) != 0
+        or int(offsets_B1[-1]) != places_T.numel()
+    ):
+        raise ValueError(
+            "offsets must begin at 0, end at the number of places and have one entry more than "
+            "there are samples"
+        )
+    if (
+        parts < 1
+        or high_M.numel() != parts
+        or samples >= 1 << 31
+        or bool((offsets_B1.diff() < 0).any())
+    ):
+        raise ValueError(
+            "there must be a low and a high limit for every part, and offsets must not fall"
+        )
     for name, each, end in (("place", places_T, num_keys), ("part", first_B, parts)):
         if each.numel() and not 0 <= int(each.min()) <= int(each.max()) < end:
             raise IndexError(f"a {name} is not between 0 and {end - 1}")

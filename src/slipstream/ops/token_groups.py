@@ -1,7 +1,9 @@
-"""Which tokens share which sets of negatives: two lists of offsets, tokens and sets both lying group after group.
+"""Which tokens share which sets of negatives: two lists of offsets, tokens and sets both lying
+group after group.
 
-`Scored` is what the softmax of groups leaves behind for the rows' gradient: a weight per (token, negative), never tokens x
-negatives x width. It is a thing of its own because a segmented fetch adds the gradient up later, chunk of keys after chunk.
+`Scored` is what the softmax of groups leaves behind for the rows' gradient: a weight per (token,
+negative), never tokens x negatives x width. It is a thing of its own because a segmented fetch adds
+the gradient up later, chunk of keys after chunk.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,9 @@ import torch
 
 @dataclass(frozen=True)
 class Groups:
-    """Group g owns tokens offsets_G1[g] … offsets_G1[g + 1] - 1 and the sets set_offsets_G1[g] … set_offsets_G1[g + 1] - 1."""
+    """Group g owns tokens offsets_G1[g] … offsets_G1[g + 1] - 1 and the sets set_offsets_G1[g] …
+    set_offsets_G1[g + 1] - 1.
+    """
 
     offsets_G1: torch.Tensor
     set_offsets_G1: torch.Tensor
@@ -28,11 +32,15 @@ class Groups:
 
     def of_tokens(self) -> torch.Tensor:
         """The group of each token."""
-        return torch.arange(self.count, device=self.offsets_G1.device).repeat_interleave(self.offsets_G1.diff())
+        return torch.arange(self.count, device=self.offsets_G1.device).repeat_interleave(
+            self.offsets_G1.diff()
+        )
 
     def of_sets(self) -> torch.Tensor:
         """The group of each set."""
-        return torch.arange(self.count, device=self.offsets_G1.device).repeat_interleave(self.set_offsets_G1.diff())
+        return torch.arange(self.count, device=self.offsets_G1.device).repeat_interleave(
+            self.set_offsets_G1.diff()
+        )
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "Groups":
         """The same groups with both lists moved, to another device say."""
@@ -45,9 +53,15 @@ class Groups:
 
     def check(self, tokens: int, sets: int) -> None:
         """Both lists of offsets rise from 0 and cover all tokens and all sets."""
-        for name, offsets, end in (("groups", self.offsets_G1, tokens), ("sets", self.set_offsets_G1, sets)):
+        for name, offsets, end in (
+            ("groups", self.offsets_G1, tokens),
+            ("sets", self.set_offsets_G1, sets),
+        ):
             if offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.numel() < 1:
-                raise TypeError(f"offsets of {name} must be a list of int64, got {offsets.dtype} of {offsets.dim()} dimensions")
+                raise TypeError(
+                    f"offsets of {name} must be a list of int64, got {offsets.dtype} of "
+                    f"{offsets.dim()} dimensions"
+                )
             if int(offsets[0]) != 0 or int(offsets[-1]) != end or bool((offsets.diff() < 0).any()):
                 raise ValueError(f"offsets of {name} must rise from 0 to {end}")
         if self.offsets_G1.shape != self.set_offsets_G1.shape:

@@ -1,7 +1,8 @@
 """torch's functions inside their wrappers for torch.compile.
 
-Some of them load the whole compiler at their first call, only to say that they are not to be compiled: two to three seconds of
-every start of a training process. Nothing here is compiled, so what is wrapped is called directly.
+Some of them load the whole compiler at their first call, only to say that they are not to be
+compiled: two to three seconds of every start of a training process. Nothing here is compiled, so
+what is wrapped is called directly.
 """
 
 import inspect

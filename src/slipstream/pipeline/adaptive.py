@@ -1,8 +1,10 @@
-"""Chooses how many micro-batches and buffers a schedule should use, from the times of its first steps, and says why.
+"""Chooses how many micro-batches and buffers a schedule should use, from the times of its first
+steps, and says why.
 
-A step is probed whole and cut. Cutting costs compute (smaller kernels) and exchange (keys that travel again), and leaves only the
-first rows and the last gradients exposed: 1/N of the exchange. Both costs are taken as linear in N between the two probes. Where
-the cut step is no faster as measured, nothing is cut: there was nothing to hide. More buffers than one are filled ahead where
+A step is probed whole and cut. Cutting costs compute (smaller kernels) and exchange (keys that
+travel again), and leaves only the first rows and the last gradients exposed: 1/N of the exchange.
+Both costs are taken as linear in N between the two probes. Where the cut step is no faster as
+measured, nothing is cut: there was nothing to hide. More buffers than one are filled ahead where
 retrieval fits into a step on average, but not always.
 """
 
@@ -36,10 +38,18 @@ class Probe:
 
 def probe(intervals: list[Interval], micro_batches: int) -> Probe:
     """What the newest steps of a run took."""
-    ends = {each.step: each.end for each in intervals if each.stage == "update" and each.step >= WARM_UP}
+    ends = {
+        each.step: each.end for each in intervals if each.stage == "update" and each.step >= WARM_UP
+    }
     steps = sorted(ends)
     taken = {step: dict.fromkeys(("compute", "exchange", "reduce", "table"), 0.0) for step in steps}
-    groups = {"compute": "compute", "update": "compute", "answer": "exchange", "collect": "exchange", "reduce": "reduce"}
+    groups = {
+        "compute": "compute",
+        "update": "compute",
+        "answer": "exchange",
+        "collect": "exchange",
+        "reduce": "reduce",
+    }
     groups |= {"retrieve": "table", "write": "table"}
     for each in intervals:
         if each.step in taken and each.stage in groups:
@@ -50,7 +60,15 @@ def probe(intervals: list[Interval], micro_batches: int) -> Probe:
     }
     step_seconds = (ends[steps[-1]] - ends[steps[0]]) / (len(steps) - 1) if len(steps) > 1 else 0.0
     longest = max((one["table"] for one in taken.values()), default=0.0)
-    return Probe(micro_batches, step_seconds, mean["compute"], mean["exchange"], mean["reduce"], mean["table"], longest)
+    return Probe(
+        micro_batches,
+        step_seconds,
+        mean["compute"],
+        mean["exchange"],
+        mean["reduce"],
+        mean["table"],
+        longest,
+    )
 
 
 def predicted(whole: Probe, cut: Probe, micro_batches: int) -> float:
@@ -66,18 +84,24 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
     """The schedule to go on with, and a sentence for whoever watches."""
     if cut.step >= _WORTH_IT * whole.step:
         micro_batches = 1
-        why = f"cut into {cut.micro_batches} parts a step took {_ms(cut.step)} instead of {_ms(whole.step)}: nothing to hide"
+        why = (
+            f"cut into {cut.micro_batches} parts a step took {_ms(cut.step)} instead of "
+            f"{_ms(whole.step)}: nothing to hide"
+        )
     else:
         micro_batches = min(CANDIDATES, key=lambda number: (predicted(whole, cut, number), number))
         why = (
-            f"a step computes {_ms(whole.compute)} and exchanges {_ms(whole.exchange)}; of that {micro_batches} parts leave about "
-            f"1/{micro_batches} exposed ({_ms(predicted(whole, cut, micro_batches))} a step expected)"
+            f"a step computes {_ms(whole.compute)} and exchanges {_ms(whole.exchange)}; of that "
+            f"{micro_batches} parts leave about "
+            f"1/{micro_batches} exposed ({_ms(predicted(whole, cut, micro_batches))} a step "
+            "expected)"
         )
     expected = predicted(whole, cut, micro_batches)
     buffers = 2 if whole.table < expected < whole.longest_table else 1
     why += f"; looking up takes {_ms(whole.table)}, at most {_ms(whole.longest_table)}"
     sentence = (
-        f"schedule {schedule.name}: {micro_batches} micro-batches, {buffers} buffer{'s' * (buffers > 1)} ahead, because {why}"
+        f"schedule {schedule.name}: {micro_batches} micro-batches, {buffers} "
+        f"buffer{'s' * (buffers > 1)} ahead, because {why}"
     )
     ahead = buffers if schedule.buffers_ahead else None
     return make_schedule(schedule.name, micro_batches=micro_batches, buffers_ahead=ahead), sentence
@@ -85,7 +109,9 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
 
 def agreed(probes: Mapping[int, list[float]]) -> dict[int, Probe]:
     """Probes back from the numbers ranks have averaged."""
-    return {micro_batches: Probe(micro_batches, *values) for micro_batches, values in probes.items()}
+    return {
+        micro_batches: Probe(micro_batches, *values) for micro_batches, values in probes.items()
+    }
 
 
 def _ms(seconds: float) -> str:

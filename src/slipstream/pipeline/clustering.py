@@ -1,12 +1,13 @@
 """Key-centric clustering: cut a batch so that the samples of a micro-batch share keys.
 
-Rows are exchanged once per micro-batch, so a key that several micro-batches use travels several times. `key_inflation` counts it:
-the unique keys summed over the micro-batches, divided by the unique keys of the batch; 1 is ideal. Samples are dealt out by length
-first, then annealed (`ops.sample_parts`) within limits of tokens per part. The work is bounded by a number of key visits that grows
-with the batch, not by the clock, so the same batch is always cut the same way.
+Rows are exchanged once per micro-batch, so a key that several micro-batches use travels several
+times. `key_inflation` counts it: the unique keys summed over the micro-batches, divided by the
+unique keys of the batch; 1 is ideal. Samples are dealt out by length first, then annealed
+(`ops.sample_parts`) within limits of tokens per part. The work is bounded by a number of key visits
+that grows with the batch, not by the clock, so the same batch is always cut the same way.
 
-Parts need not be equal: only the first part's rows and the last part's gradients travel while nothing computes, so `window_shares`
-makes these two smaller.
+Parts need not be equal: only the first part's rows and the last part's gradients travel while
+nothing computes, so `window_shares` makes these two smaller.
 """
 
 from itertools import pairwise
@@ -18,9 +19,11 @@ from slipstream.ops import native
 from slipstream.ops.rows import unique_keys
 from slipstream.ops.sample_parts import share_keys
 
-SLACK = 1.08  # a part holds at most this times its share of the tokens (or one sample), and at least so much less
+# a part holds at most this times its share of the tokens (or one sample), and at least so much less
+SLACK = 1.08
 TAPER = 0.5  # size of the first and the last part, beside the others
-VISITS = 128  # key visits of the annealing per token of the batch; without native code it has time for few
+# key visits of the annealing per token of the batch; without native code it has time for few
+VISITS = 128
 _VISITS_SLOWLY = 4
 
 
@@ -32,17 +35,28 @@ def window_shares(micro_batches: int, taper: float = TAPER) -> np.ndarray:
     return shares_M / shares_M.sum()
 
 
-def key_inflation(keys_T: torch.Tensor, offsets_B1: torch.Tensor, parts: list[torch.Tensor]) -> float:
+def key_inflation(
+    keys_T: torch.Tensor, offsets_B1: torch.Tensor, parts: list[torch.Tensor]
+) -> float:
     """Unique keys summed over the parts, over the unique keys of all of them."""
     places_B = [slice(int(a), int(b)) for a, b in pairwise(offsets_B1.tolist())]
-    chosen = [torch.cat([keys_T[:0], *(keys_T[places_B[int(user)]] for user in part)]).unique() for part in parts]
+    chosen = [
+        torch.cat([keys_T[:0], *(keys_T[places_B[int(user)]] for user in part)]).unique()
+        for part in parts
+    ]
     return sum(keys.numel() for keys in chosen) / max(torch.cat(chosen).unique().numel(), 1)
 
 
 def cluster_samples(
-    keys_T: torch.Tensor, offsets_B1: torch.Tensor, micro_batches: int, taper: float = TAPER, visits: int | None = None
+    keys_T: torch.Tensor,
+    offsets_B1: torch.Tensor,
+    micro_batches: int,
+    taper: float = TAPER,
+    visits: int | None = None,
 ) -> list[torch.Tensor]:
-    """`micro_batches` lists of samples (each ascending, perhaps empty) that together hold every sample once."""
+    """`micro_batches` lists of samples (each ascending, perhaps empty) that together hold every
+    sample once.
+    """
     lengths_B = offsets_B1.diff().numpy()
     if micro_batches == 1 or len(lengths_B) <= micro_batches:
         return list(torch.arange(len(lengths_B)).tensor_split(micro_batches))
@@ -56,10 +70,15 @@ def cluster_samples(
     return _as_lists(parts_B, micro_batches)
 
 
-def deal_samples(offsets_B1: torch.Tensor, micro_batches: int, taper: float = TAPER) -> list[torch.Tensor]:
+def deal_samples(
+    offsets_B1: torch.Tensor, micro_batches: int, taper: float = TAPER
+) -> list[torch.Tensor]:
     """Parts of the same sizes by length alone."""
     lengths_B = offsets_B1.diff().numpy()
-    return _as_lists(torch.from_numpy(_deal(lengths_B, lengths_B.sum() * window_shares(micro_batches, taper))), micro_batches)
+    return _as_lists(
+        torch.from_numpy(_deal(lengths_B, lengths_B.sum() * window_shares(micro_batches, taper))),
+        micro_batches,
+    )
 
 
 def _as_lists(parts_B: torch.Tensor, parts: int) -> list[torch.Tensor]:
@@ -68,7 +87,11 @@ def _as_lists(parts_B: torch.Tensor, parts: int) -> list[torch.Tensor]:
 
 def _deal(lengths_B: np.ndarray, share_M: np.ndarray) -> np.ndarray:
     """The longest samples first, each to the part that it leaves with the most room for its share."""
-    parts_B, tokens, shares = np.zeros(len(lengths_B), dtype=np.int64), [0.0] * len(share_M), np.maximum(share_M, 1e-9).tolist()
+    parts_B, tokens, shares = (
+        np.zeros(len(lengths_B), dtype=np.int64),
+        [0.0] * len(share_M),
+        np.maximum(share_M, 1e-9).tolist(),
+    )
     for sample in np.argsort(-lengths_B, kind="stable").tolist():
         length = float(lengths_B[sample])
         part = min(range(len(shares)), key=lambda each: (tokens[each] + length) / shares[each])

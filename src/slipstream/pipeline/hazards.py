@@ -1,8 +1,10 @@
-"""Hazards: which earlier write each read must wait for, proved from a schedule's listed order alone.
+"""Hazards: which earlier write each read must wait for, proved from a schedule's listed order
+alone.
 
-Rows of step t live in the tables and, once retrieved, in the buffer of step t. An update of step u < t reaches the rows of step t
-in one of two ways: it was written into the tables before t's retrieval read them, or it is copied from u's buffer over t's, after
-u's update and before t's rows are lent. A key that skips a batch (used by t-2 and t, not by t-1) is only safe because write(t-2)
+Rows of step t live in the tables and, once retrieved, in the buffer of step t. An update of step u
+< t reaches the rows of step t in one of two ways: it was written into the tables before t's
+retrieval read them, or it is copied from u's buffer over t's, after u's update and before t's rows
+are lent. A key that skips a batch (used by t-2 and t, not by t-1) is only safe because write(t-2)
 comes before retrieve(t). Everything here is pure: it looks at names and numbers, never at rows.
 """
 
@@ -17,7 +19,9 @@ from slipstream.pipeline.schedule import PACE, Schedule, Stage
 
 @dataclass(frozen=True)
 class Task:
-    """One stage of one step, of one micro-batch where the stage runs once for each (else micro is 0)."""
+    """One stage of one step, of one micro-batch where the stage runs once for each (else micro is
+    0).
+    """
 
     stage: str
     step: int
@@ -30,7 +34,9 @@ def copied_from(schedule: Schedule, step: int) -> range:
 
 
 def refreshed_from(schedule: Schedule, step: int) -> range:
-    """The steps whose buffers are copied over the one of `step` after its rows were lent, so that it moves current rows."""
+    """The steps whose buffers are copied over the one of `step` after its rows were lent, so that
+    it moves current rows.
+    """
     return range(step - schedule.staleness, step)
 
 
@@ -39,8 +45,12 @@ def kept_until(schedule: Schedule, step: int) -> int:
     return step + max(schedule.buffers_ahead, schedule.staleness)
 
 
-def needs(schedule: Schedule, task: Task, micros: Callable[[int], int], first: int = 0) -> Iterator[Task]:
-    """The tasks that must have ended before this one may begin; steps and micro-batches that do not exist are left out."""
+def needs(
+    schedule: Schedule, task: Task, micros: Callable[[int], int], first: int = 0
+) -> Iterator[Task]:
+    """The tasks that must have ended before this one may begin; steps and micro-batches that do not
+    exist are left out.
+    """
     for after in schedule.after(schedule[task.stage]):
         step = task.step - after.back
         if step < first:
@@ -62,11 +72,17 @@ def lane_order(stages: list[Stage], first: int, last: int) -> Iterator[tuple[Sta
 
 
 def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[Task]:
-    """A step's tasks one after the other: neighbouring stages that run once per micro-batch take turns."""
+    """A step's tasks one after the other: neighbouring stages that run once per micro-batch take
+    turns.
+    """
     place = 0
     while place < len(stages):
         group = [stages[place]]
-        while stages[place].each and place + len(group) < len(stages) and stages[place + len(group)].each:
+        while (
+            stages[place].each
+            and place + len(group) < len(stages)
+            and stages[place + len(group)].each
+        ):
             group.append(stages[place + len(group)])
         for micro in range(micros if stages[place].each else 1):
             yield from (Task(stage.name, step, micro) for stage in group)
@@ -76,12 +92,16 @@ def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[
 def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
     """Every thread's tasks in its order."""
     if schedule.serial:
-        return [[task for step in range(steps) for task in serial_order(schedule.stages, step, micros)]]
+        return [
+            [task for step in range(steps) for task in serial_order(schedule.stages, step, micros)]
+        ]
     lanes = dict.fromkeys(stage.lane for stage in schedule.stages)
     return [
         [
             Task(stage.name, step, micro)
-            for stage, step in lane_order([each for each in schedule.stages if each.lane == lane], 0, steps)
+            for stage, step in lane_order(
+                [each for each in schedule.stages if each.lane == lane], 0, steps
+            )
             for micro in range(micros if stage.each else 1)
         ]
         for lane in lanes
@@ -89,7 +109,9 @@ def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
 
 
 def before(schedule: Schedule, steps: int, micros: int) -> dict[Task, frozenset[Task]]:
-    """For every task all tasks that certainly ended before it begins; tasks that can never begin are left out."""
+    """For every task all tasks that certainly ended before it begins; tasks that can never begin
+    are left out.
+    """
     programs = [list(program) for program in _programs(schedule, steps, micros)]
     known: dict[Task, frozenset[Task]] = {}
     previous: list[Task | None] = [None] * len(programs)
@@ -123,17 +145,30 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
     def ordered(first: Task, second: Task) -> bool:
         return first in known[second]
 
-    return tuple(dict.fromkeys(sentence for step in range(steps) for sentence in _broken(schedule, step, micros, ordered)))
+    return tuple(
+        dict.fromkeys(
+            sentence
+            for step in range(steps)
+            for sentence in _broken(schedule, step, micros, ordered)
+        )
+    )
 
 
-def _broken(schedule: Schedule, step: int, micros: int, ordered: Callable[[Task, Task], bool]) -> Iterator[str]:
+def _broken(
+    schedule: Schedule, step: int, micros: int, ordered: Callable[[Task, Task], bool]
+) -> Iterator[str]:
     """The promises about one step's rows that the order does not keep."""
     retrieve, moved = Task("retrieve", step), Task(schedule.moves, step)
     yield from _unseen(schedule, step, ordered)
     for micro in range(micros):
-        if not (ordered(retrieve, Task("answer", step, micro)) and ordered(Task("answer", step, micro), moved)):
+        if not (
+            ordered(retrieve, Task("answer", step, micro))
+            and ordered(Task("answer", step, micro), moved)
+        ):
             yield "rows are moved before all micro-batches have them"
-    if "refresh" in schedule and not ordered(Task("answer", step, micros - 1), Task("refresh", step)):
+    if "refresh" in schedule and not ordered(
+        Task("answer", step, micros - 1), Task("refresh", step)
+    ):
         yield "rows are copied while they are being lent"
     if not ordered(moved, Task("write", step)):
         yield "rows are written back before they are moved"
@@ -142,17 +177,27 @@ def _broken(schedule: Schedule, step: int, micros: int, ordered: Callable[[Task,
 
 
 def _unseen(schedule: Schedule, step: int, ordered: Callable[[Task, Task], bool]) -> Iterator[str]:
-    """Updates of earlier steps that may not reach this step's rows, or reach them sooner than declared."""
-    retrieve, copies, refreshes = Task("retrieve", step), copied_from(schedule, step), refreshed_from(schedule, step)
+    """Updates of earlier steps that may not reach this step's rows, or reach them sooner than
+    declared.
+    """
+    retrieve, copies, refreshes = (
+        Task("retrieve", step),
+        copied_from(schedule, step),
+        refreshed_from(schedule, step),
+    )
     for earlier in range(step):
         moved, landed, back = Task(schedule.moves, earlier), Task("write", earlier), step - earlier
         if earlier in copies:
             copy = Task("synchronise", step)
-            if "synchronise" not in schedule or not (ordered(moved, copy) and ordered(copy, Task("answer", step))):
+            if "synchronise" not in schedule or not (
+                ordered(moved, copy) and ordered(copy, Task("answer", step))
+            ):
                 yield f"rows moved {back} steps earlier are not copied before they are lent"
         elif earlier in refreshes:
             fresh = Task("refresh", step)
-            if "refresh" not in schedule or not (ordered(moved, fresh) and ordered(fresh, Task(schedule.moves, step))):
+            if "refresh" not in schedule or not (
+                ordered(moved, fresh) and ordered(fresh, Task(schedule.moves, step))
+            ):
                 yield f"rows moved {back} steps earlier are not copied before they are moved again"
             if not ordered(retrieve, landed):
                 yield f"retrieval may or may not see the write-back of {back} steps earlier"
@@ -162,20 +207,28 @@ def _unseen(schedule: Schedule, step: int, ordered: Callable[[Task, Task], bool]
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the rows of a step's buffer come from: copied out of earlier buffers, the rest from the tables."""
+    """Where the rows of a step's buffer come from: copied out of earlier buffers, the rest from the
+    tables.
+    """
 
     copies: list[tuple[int, torch.Tensor, torch.Tensor]]  # (step, places there, places here)
     rest_R: torch.Tensor  # places here
 
 
 def sources(keys_U: torch.Tensor, earlier: Mapping[int, torch.Tensor]) -> Sources:
-    """Each key's newest holder among the earlier buffers, whose key lists (like `keys_U`) are unique and ascending."""
+    """Each key's newest holder among the earlier buffers, whose key lists (like `keys_U`) are
+    unique and ascending.
+    """
     rest_R = torch.arange(keys_U.numel())
     copies = []
     for step in sorted(earlier, reverse=True):
         there_R = torch.searchsorted(earlier[step], keys_U[rest_R])
         held_R = there_R < earlier[step].numel()
-        held_R &= earlier[step][there_R.clamp_(max=max(earlier[step].numel() - 1, 0))] == keys_U[rest_R] if held_R.any() else False
+        held_R &= (
+            earlier[step][there_R.clamp_(max=max(earlier[step].numel() - 1, 0))] == keys_U[rest_R]
+            if held_R.any()
+            else False
+        )
         if held_R.any():
             copies.append((step, there_R[held_R], rest_R[held_R]))
             rest_R = rest_R[~held_R]

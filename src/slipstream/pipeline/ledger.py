@@ -1,4 +1,6 @@
-"""What has ended so far: the one place where lanes wait for each other and learn that there is nothing to wait for any more."""
+"""What has ended so far: the one place where lanes wait for each other and learn that there is
+nothing to wait for any more.
+"""
 
 import threading
 import time
@@ -9,7 +11,9 @@ from slipstream.pipeline.hazards import Task
 from slipstream.pipeline.schedule import PACE, Schedule
 
 FOREVER = 1 << 62
-_REMEMBERED = 64  # steps behind the newest update that are still known; no schedule looks back that far
+_REMEMBERED = (
+    64  # steps behind the newest update that are still known; no schedule looks back that far
+)
 
 
 class Ledger:
@@ -39,7 +43,9 @@ class Ledger:
         return self._ended.get(task, 0.0)
 
     def note(self, task: Task, ended: float, micros: int | None) -> None:
-        """A task has ended; the first stage of a step also tells its number of micro-batches. Wakes only who waits for it."""
+        """A task has ended; the first stage of a step also tells its number of micro-batches. Wakes
+        only who waits for it.
+        """
         with self._changed:
             if micros is not None:
                 self._micros[task.step] = micros
@@ -68,7 +74,11 @@ class Ledger:
                     self._bells.setdefault(task, []).append(bell)
                     newly_waiting = me not in self._waiting
                     self._waiting[me] = task
-                    if self.stopping or task.step >= self.last or (self.closing and self._nobody_can_go_on()):
+                    if (
+                        self.stopping
+                        or task.step >= self.last
+                        or (self.closing and self._nobody_can_go_on())
+                    ):
                         return False
                     if self.closing and newly_waiting:
                         self._ring_all()
@@ -95,9 +105,20 @@ class Ledger:
 
     def unfinished(self, stage: str) -> list[Task]:
         """Tasks of a stage that could run and have not."""
-        each, steps = self._schedule[stage].each, sorted(step for step in self._micros if step < self.last)
-        tasks = [Task(stage, step, micro) for step in steps for micro in range(self._micros[step] if each else 1)]
-        return [task for task in tasks if task not in self._ended and all(need in self._ended for need in self.needs(task))]
+        each, steps = (
+            self._schedule[stage].each,
+            sorted(step for step in self._micros if step < self.last),
+        )
+        tasks = [
+            Task(stage, step, micro)
+            for step in steps
+            for micro in range(self._micros[step] if each else 1)
+        ]
+        return [
+            task
+            for task in tasks
+            if task not in self._ended and all(need in self._ended for need in self.needs(task))
+        ]
 
     def end(self, step: int) -> None:
         self._change(lambda: setattr(self, "last", min(self.last, step)))

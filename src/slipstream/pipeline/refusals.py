@@ -1,29 +1,36 @@
-"""What a schedule must not be given: work whose result it would silently change. Each refusal names the way out."""
+"""What a schedule must not be given: work whose result it would silently change. Each refusal names
+the way out.
+"""
 
 from collections.abc import Mapping
 
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.schedule import Schedule
 from slipstream.pipeline.work import Work
-from slipstream.tables.tier import Tier
+from slipstream.tables.embedding_table import EmbeddingTable
 
 
-def refuse(schedule: Schedule, work: Work, tables: Mapping[str, Tier]) -> None:
+def refuse(schedule: Schedule, work: Work, tables: Mapping[str, EmbeddingTable]) -> None:
     """Raise where this schedule would not compute what the plain loop computes."""
     if schedule.cuts_batches and work.mixes_samples is not None:
         raise SlipstreamError(
-            f"schedule '{schedule.name}' cuts a batch into micro-batches, but {work.mixes_samples} mixes its samples, so the "
-            "objective would change; use schedule=dual_buffer, or a loss that does not mix samples such as sampled_softmax"
+            f"schedule '{schedule.name}' cuts a batch into micro-batches, but "
+            f"{work.mixes_samples} mixes its samples, so the "
+            "objective would change; use schedule=dual_buffer, or a loss that does not mix "
+            "samples such as sampled_softmax"
         )
     for table in tables.values():
         if table.rule.moves_untouched_rows:
             raise SlipstreamError(
-                f"schedule '{schedule.name}' keeps the rows of a step in a buffer, but rule '{table.rule.name}' of table "
-                f"'{table.name}' moves rows that no batch touched; use tables.rule=rowwise_adam or rowwise_adagrad, or the plain "
+                f"schedule '{schedule.name}' keeps the rows of a step in a buffer, but rule "
+                f"'{table.rule.name}' of table "
+                f"'{table.name}' moves rows that no batch touched; use tables.rule=rowwise_adam "
+                "or rowwise_adagrad, or the plain "
                 "loop (train.schedule=synchronous)"
             )
         if table.forgets and schedule.buffers_ahead:
             raise SlipstreamError(
-                f"schedule '{schedule.name}' retrieves rows ahead, but table '{table.name}' may forget rows (admission or "
+                f"schedule '{schedule.name}' retrieves rows ahead, but table '{table.name}' may "
+                "forget rows (admission or "
                 "eviction) in between; use schedule=frozen_window or synchronous, or keep every row"
             )

@@ -1,26 +1,35 @@
-"""Schedules as data: which stage runs on which lane, how many steps ahead of the update, and after what.
+"""Schedules as data: which stage runs on which lane, how many steps ahead of the update, and after
+what.
 
 A step's stages, in the order data passes them:
 
     load         the next batch, cut into micro-batches (clustered by key); its keys
-    route        keys to their owners; the step's global token count; ranks agree whether there is another step
-    place        the owner's distinct keys of the whole step, and where each micro-batch's are among them
-    retrieve     the owners' rows with their optimiser state, out of the tables into the step's prefetch buffer
-    synchronise  rows an earlier step has just moved, copied over from its buffer, so that the buffer is current
+    route        keys to their owners; the step's global token count; ranks agree whether there is
+                 another step
+    place        the owner's distinct keys of the whole step, and where each micro-batch's are among
+                 them
+    retrieve     the owners' rows with their optimiser state, out of the tables into the step's
+                 prefetch buffer
+    synchronise  rows an earlier step has just moved, copied over from its buffer, so that the
+    buffer is current
     answer       a micro-batch's rows to those who asked
-    carry        (with an accelerator only) a micro-batch and its rows to the device, by a stream of their own
+    carry        (with an accelerator only) a micro-batch and its rows to the device, by a stream of
+                 their own
     compute      forward and backward of a micro-batch
     collect      a micro-batch's row gradients back to the owners (and summed over replicas)
     reduce       dense gradients summed over all ranks
-    update       one optimiser step of the dense parameters; without staleness also of the rows, inside the buffer
-    refresh      (stale schedules only) rows moved since they were lent, copied before they are moved again
+    update       one optimiser step of the dense parameters; without staleness also of the rows,
+                 inside the buffer
+    refresh      (stale schedules only) rows moved since they were lent, copied before they are
+                 moved again
     move         (stale schedules only) one optimiser step of the rows, while later steps compute
     write        the buffer's rows and state back into the tables
 
-A stage with `ahead=a` may work on step t once step t-a-1 has been updated. A lane is a thread (and a stream on an accelerator):
-round k runs the lane's stages in their order here, each for step k + ahead, so the lane's order is the same on every rank.
-`staleness` is a promise: the rows of step t have seen every update through step t-1-staleness, and no later one.
-`slipstream.pipeline.hazards` proves it from the listed order alone; the engine refuses a schedule that cannot keep its word.
+A stage with `ahead=a` may work on step t once step t-a-1 has been updated. A lane is a thread (and
+a stream on an accelerator): round k runs the lane's stages in their order here, each for step k +
+ahead, so the lane's order is the same on every rank. `staleness` is a promise: the rows of step t
+have seen every update through step t-1-staleness, and no later one. `slipstream.pipeline.hazards`
+proves it from the listed order alone; the engine refuses a schedule that cannot keep its word.
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +69,9 @@ PACE = "update"  # the stage that ends a step
 
 @dataclass(frozen=True)
 class After:
-    """What must have ended before: `stage` of `back` steps ago; of the micro-batch `micro` places earlier, or of all (None)."""
+    """What must have ended before: `stage` of `back` steps ago; of the micro-batch `micro` places
+    earlier, or of all (None).
+    """
 
     stage: str
     back: int = 0
@@ -120,22 +131,41 @@ class Schedule:
 
 
 def _stages(
-    *, load: int, route: int, retrieve: int, place: int | None = None, lend: int = 0, micro_ahead: int = 2
+    *,
+    load: int,
+    route: int,
+    retrieve: int,
+    place: int | None = None,
+    lend: int = 0,
+    micro_ahead: int = 2,
 ) -> tuple[Stage, ...]:
-    """The stages of every buffered schedule; the numbers say how many steps ahead each group works, `lend` is the staleness."""
-    lane = Lane.NETWORK if place is None else Lane.HOST  # where nothing is told of it, keys are placed as soon as they arrive
+    """The stages of every buffered schedule; the numbers say how many steps ahead each group works,
+    `lend` is the staleness.
+    """
+    lane = (
+        Lane.NETWORK if place is None else Lane.HOST
+    )  # where nothing is told of it, keys are placed as soon as they arrive
     stages = [
         Stage("load", Lane.LOADER, ahead=load),
         Stage("route", Lane.NETWORK, (After("load"),), ahead=route),
         Stage("place", lane, (After("route"),), ahead=route if place is None else place),
-        Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=retrieve + 1)), ahead=retrieve),
+        Stage(
+            "retrieve",
+            Lane.TABLE,
+            (After("place"), After("write", back=retrieve + 1)),
+            ahead=retrieve,
+        ),
     ]
     lent = After("retrieve")
     if retrieve > lend:
         moved = After("move" if lend else PACE, back=lend + 1)
         stages.append(Stage("synchronise", Lane.BUFFER, (After("retrieve"), moved), ahead=lend))
         lent = After("synchronise")
-    stages.append(Stage("answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True))
+    stages.append(
+        Stage(
+            "answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True
+        )
+    )
     stages.append(Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True))
     return (*stages, *(_exact_end() if lend == 0 else _stale_end()))
 
@@ -151,13 +181,17 @@ def _exact_end() -> tuple[Stage, ...]:
 
 
 def _stale_end() -> tuple[Stage, ...]:
-    """The dense part moves first, so that the next step can compute while the rows' gradients come home and the rows move."""
+    """The dense part moves first, so that the next step can compute while the rows' gradients come
+    home and the rows move.
+    """
     return (
         Stage("reduce", Lane.GRADIENTS, (After("compute"),)),
         Stage("update", Lane.COMPUTE, (After("reduce"),)),
         Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True, drains=True),
         Stage("refresh", Lane.BUFFER, (After("answer"), After("move", back=1)), drains=True),
-        Stage("move", Lane.BUFFER, (After("update"), After("collect"), After("refresh")), drains=True),
+        Stage(
+            "move", Lane.BUFFER, (After("update"), After("collect"), After("refresh")), drains=True
+        ),
         Stage("write", Lane.TABLE, (After("move"),), drains=True),
     )
 
@@ -167,15 +201,25 @@ DUAL_BUFFER = Schedule("dual_buffer", _stages(load=3, route=2, retrieve=1))
 FROZEN_WINDOW = Schedule("frozen_window", _stages(load=1, route=0, retrieve=0), micro_batches=8)
 NESTED = Schedule("nested", _stages(load=3, route=2, retrieve=1), micro_batches=8)
 SEMI_ASYNC = Schedule("semi_async", _stages(load=4, route=3, retrieve=2, lend=1), staleness=1)
-# One batch in each: load, keys to their owners, their places, rows out, compute, gradients home (with `ahead` -1, as it were).
-SIX_STAGE = Schedule("six_stage", _stages(load=4, route=3, place=2, retrieve=1, lend=1), staleness=1)
-SCHEDULES = {each.name: each for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)}
+# One batch in each: load, keys to their owners, their places, rows out, compute, gradients home
+# (with `ahead` -1, as it were).
+SIX_STAGE = Schedule(
+    "six_stage", _stages(load=4, route=3, place=2, retrieve=1, lend=1), staleness=1
+)
+SCHEDULES = {
+    each.name: each
+    for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)
+}
 STALE = tuple(name for name, schedule in SCHEDULES.items() if schedule.staleness)
 
 
 def with_device(schedule: Schedule) -> Schedule:
-    """The same schedule with a host-to-device lane between the rows' arrival and compute; it promises what it promised."""
-    carry = Stage("carry", Lane.DEVICE, (After("answer", micro=0),), ahead=schedule["answer"].ahead, each=True)
+    """The same schedule with a host-to-device lane between the rows' arrival and compute; it
+    promises what it promised.
+    """
+    carry = Stage(
+        "carry", Lane.DEVICE, (After("answer", micro=0),), ahead=schedule["answer"].ahead, each=True
+    )
     stages: list[Stage] = []
     for stage in schedule.stages:
         if stage.name == "compute":
@@ -193,7 +237,9 @@ def make_schedule(
     staleness: int | None = None,
     synchronous_steps: int = 0,
 ) -> Schedule:
-    """A named schedule, perhaps with other numbers: micro-batches, buffers filled ahead, staleness and when it begins."""
+    """A named schedule, perhaps with other numbers: micro-batches, buffers filled ahead, staleness
+    and when it begins.
+    """
     if name not in SCHEDULES:
         raise SlipstreamError(f"unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
@@ -204,7 +250,8 @@ def make_schedule(
     if synchronous_steps:
         if not schedule.staleness or synchronous_steps < 0:
             raise SlipstreamError(
-                f"schedule '{name}' takes no {synchronous_steps} synchronous steps; only {' and '.join(STALE)} have other ones"
+                f"schedule '{name}' takes no {synchronous_steps} synchronous steps; only "
+                f"{' and '.join(STALE)} have other ones"
             )
         schedule = replace(schedule, synchronous_steps=synchronous_steps)
     if buffers_ahead is None and staleness is None:
@@ -213,21 +260,35 @@ def make_schedule(
 
 
 def _with_numbers(schedule: Schedule, buffers_ahead: int | None, staleness: int | None) -> Schedule:
-    """The same schedule with other numbers of buffers and staleness; six_stage lends what it retrieves, so it has only one."""
+    """The same schedule with other numbers of buffers and staleness; six_stage lends what it
+    retrieves, so it has only one.
+    """
     lend = schedule.staleness if staleness is None else staleness
     spare = schedule.buffers_ahead - schedule.staleness
-    ahead = (schedule.buffers_ahead if staleness is None else lend + spare) if buffers_ahead is None else buffers_ahead
+    ahead = (
+        (schedule.buffers_ahead if staleness is None else lend + spare)
+        if buffers_ahead is None
+        else buffers_ahead
+    )
     direct = "synchronise" not in schedule
-    if schedule.serial or schedule.buffers_ahead == 0 or lend < 0 or (lend > 0) != (schedule.staleness > 0):
+    if (
+        schedule.serial
+        or schedule.buffers_ahead == 0
+        or lend < 0
+        or (lend > 0) != (schedule.staleness > 0)
+    ):
         possible = False
     else:
         possible = ahead == lend if direct else ahead > lend
     if not possible:
         raise SlipstreamError(
-            f"schedule '{schedule.name}' cannot work {ahead} buffers ahead with staleness {lend}; nested and dual_buffer take "
+            f"schedule '{schedule.name}' cannot work {ahead} buffers ahead with staleness {lend}; "
+            "nested and dual_buffer take "
             "buffers ahead >= 1, semi_async more buffers than staleness, six_stage as many"
         )
     place = lend + 1 if "place" in schedule and schedule["place"].lane == Lane.HOST else None
     extra = 1 if place is not None else 0
-    stages = _stages(load=ahead + 2 + extra, route=ahead + 1 + extra, place=place, retrieve=ahead, lend=lend)
+    stages = _stages(
+        load=ahead + 2 + extra, route=ahead + 1 + extra, place=place, retrieve=ahead, lend=lend
+    )
     return replace(schedule, stages=stages, staleness=lend)

@@ -1,8 +1,10 @@
-"""What ran when: every stage interval of every lane, and from them the shares of a step that nothing hid.
+"""What ran when: every stage interval of every lane, and from them the shares of a step that
+nothing hid.
 
-`exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges, divided by the time of a step.
-A wait is charged to the stage it really waits for: while the awaited stage had itself to wait for another one, to that other one.
-Kept in memory up to `limit` steps (the newest), written as a Chrome trace that Perfetto opens.
+`exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges,
+divided by the time of a step. A wait is charged to the stage it really waits for: while the awaited
+stage had itself to wait for another one, to that other one. Kept in memory up to `limit` steps (the
+newest), written as a Chrome trace that Perfetto opens.
 """
 
 import json
@@ -21,7 +23,9 @@ DENSE = "reduce"  # the stage that exchanges dense gradients
 
 @dataclass(frozen=True)
 class Interval:
-    """One task as it ran. `cause` names the task that ended last of those it had to wait for, if it had to wait."""
+    """One task as it ran. `cause` names the task that ended last of those it had to wait for, if it
+    had to wait.
+    """
 
     lane: Lane
     stage: str
@@ -54,16 +58,22 @@ class Trace:
     def intervals(self, first: int = 0) -> list[Interval]:
         """What ran for the steps from `first` on, in the order of its beginning."""
         with self._lock:
-            return sorted((each for each in self._intervals if each.step >= first), key=lambda each: each.begin)
+            return sorted(
+                (each for each in self._intervals if each.step >= first),
+                key=lambda each: each.begin,
+            )
 
 
 def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -> dict[str, float]:
-    """What the compute lane did and awaited, and how busy each lane was, from the end of step `first` to that of `last`, as shares.
+    """What the compute lane did and awaited, and how busy each lane was, from the end of step
+    `first` to that of `last`, as shares.
 
     What any lane did in that time counts, whichever step it did it for.
     """
     until = max((each.step for each in intervals), default=0) if last is None else last
-    ends = sorted(each.end for each in intervals if each.stage == PACE and first <= each.step <= until)
+    ends = sorted(
+        each.end for each in intervals if each.stage == PACE and first <= each.step <= until
+    )
     if len(ends) < 2:
         return {}
     start, stop = ends[0], ends[-1]
@@ -80,11 +90,16 @@ def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -
             exposed["dense"] += seconds if each.stage == DENSE else 0.0
             _charge(each, each.asked, each.begin, by_task, exposed, start, stop)
     whole = stop - start
-    found = {"step_seconds": whole / (len(ends) - 1), "compute_utilisation": total["compute"] / whole}
+    found = {
+        "step_seconds": whole / (len(ends) - 1),
+        "compute_utilisation": total["compute"] / whole,
+    }
     for kind in ("lookup", "comm", "input"):
         found[f"exposed_{kind}"] = exposed[kind] / whole
         found[f"{kind}_seconds"] = total[kind] / (len(ends) - 1)
-    found["exposed_sparse_comm"] = (exposed["comm"] - exposed["dense"]) / whole  # keys, rows and their gradients
+    found["exposed_sparse_comm"] = (
+        exposed["comm"] - exposed["dense"]
+    ) / whole  # keys, rows and their gradients
     found["exposed_comm_share"] = exposed["comm"] / total["comm"] if total["comm"] else 0.0
     return found | {f"busy_{lane}": seconds / whole for lane, seconds in busy.items()}
 
@@ -98,7 +113,9 @@ def _charge(
     start: float,
     stop: float,
 ) -> None:
-    """Share a wait out among the stages it was for: from the newest cause back along the chain of causes."""
+    """Share a wait out among the stages it was for: from the newest cause back along the chain of
+    causes.
+    """
     while end > begin and waiting.cause in by_task:
         cause = by_task[waiting.cause]
         since = max(begin, cause.begin)
@@ -114,10 +131,21 @@ def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) ->
     zero = min((each.begin for each in intervals), default=0.0)
     lanes = list(Lane)
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": lanes.index(lane), "args": {"name": str(lane)}} for lane in lanes
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": 0,
+            "tid": lanes.index(lane),
+            "args": {"name": str(lane)},
+        }
+        for lane in lanes
     ]
     for each in intervals:
-        arguments: dict[str, Any] = {"step": each.step, "micro": each.micro, "waited_us": (each.begin - each.asked) * 1e6}
+        arguments: dict[str, Any] = {
+            "step": each.step,
+            "micro": each.micro,
+            "waited_us": (each.begin - each.asked) * 1e6,
+        }
         arguments["by_caller"] = each.by_caller
         if each.cause is not None:
             arguments["waited_for"] = list(each.cause)
@@ -125,7 +153,9 @@ def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) ->
         where = {"ph": "X", "pid": 0, "tid": lanes.index(each.lane), "cat": each.kind}
         events.append({"name": each.stage, **where, **times, "args": arguments})
     with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps({"traceEvents": events, "otherData": about}), encoding="utf-8")
+        temporary.write_text(
+            json.dumps({"traceEvents": events, "otherData": about}), encoding="utf-8"
+        )
 
 
 def read_trace(path: Path) -> tuple[list[Interval], dict[str, Any]]:
@@ -144,4 +174,6 @@ def read_trace(path: Path) -> tuple[list[Interval], dict[str, Any]]:
             intervals.append(Interval(*place, asked, begin, end, arguments["by_caller"], cause))
         return intervals, content.get("otherData", {})
     except (KeyError, IndexError, TypeError) as error:
-        raise SlipstreamError(f"{path} is not a trace of a pipeline: {error!r}; train again to write a new one") from error
+        raise SlipstreamError(
+            f"{path} is not a trace of a pipeline: {error!r}; train again to write a new one"
+        ) from error

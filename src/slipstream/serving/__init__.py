@@ -1,1 +1,3 @@
-"""Serving: the engine, prefix cache, trigger, expander and instance of relay-race inference, and the apps around them."""
+"""Serving: the engine, prefix cache, trigger, expander and instance of relay-race inference, and
+the apps around them.
+"""

@@ -1,17 +1,23 @@
-"""A request router for Ray Serve: every user keeps a replica, by the same rendezvous hashing as our own router."""
+"""A request router for Ray Serve: every user keeps a replica, by the same rendezvous hashing as our
+own router.
+"""
 
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from slipstream.serving.routing import Member, rendezvous
+from slipstream.serving.router.routing import Member, rendezvous
 
 
 class UserAffinityRouter(RequestRouter):
-    """Orders the replicas by the request's `user`; Ray takes the first that accepts and passes on when it is full or gone."""
+    """Orders the replicas by the request's `user`; Ray takes the first that accepts and passes on
+    when it is full or gone.
+    """
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         user = None if pending_request is None else _user_of(pending_request)
         if user is None:

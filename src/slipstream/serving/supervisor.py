@@ -1,8 +1,10 @@
-"""`slipstream serve`: starts the instances and the routers, starts again what dies, and ends them in order.
+"""`slipstream serve`: starts the instances and the routers, starts again what dies, and ends them
+in order.
 
-The supervisor holds the public socket; routers inherit it, so while a router is started again new connections wait instead of
-failing. Instances listen on loopback ports of their own. Children notice the supervisor's death by the end of their stdin. On the
-way out routers go first (they finish what they have, which needs the instances), then the instances.
+The supervisor holds the public socket; routers inherit it, so while a router is started again new
+connections wait instead of failing. Instances listen on loopback ports of their own. Children
+notice the supervisor's death by the end of their stdin. On the way out routers go first (they
+finish what they have, which needs the instances), then the instances.
 """
 
 import contextlib
@@ -25,7 +27,12 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.process import INSTANCE_KEY_VARIABLE, KEYS_VARIABLE, SECRET_VARIABLE, listening_socket
+from slipstream.serving.http.process import (
+    INSTANCE_KEY_VARIABLE,
+    KEYS_VARIABLE,
+    SECRET_VARIABLE,
+    listening_socket,
+)
 
 TICK_SECONDS = 0.05
 QUICK_DEATH_SECONDS = 5.0
@@ -69,9 +76,19 @@ class Plan:
     pools: tuple[str, ...] = ()
     drain_seconds: float = 10.0
     linger: float = 0.6
-    spare: bool = True  # one more process with its imports done, to take the place of an instance that dies
-    instance_command: tuple[str, ...] = (sys.executable, "-m", "slipstream.serving.instance_process")
-    router_command: tuple[str, ...] = (sys.executable, "-m", "slipstream.serving.router_process")
+    spare: bool = (
+        True  # one more process with its imports done, to take the place of an instance that dies
+    )
+    instance_command: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "slipstream.serving.http.instance_process",
+    )
+    router_command: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "slipstream.serving.http.router_process",
+    )
 
 
 class Supervisor:
@@ -84,7 +101,10 @@ class Supervisor:
         try:
             self._socket = listening_socket(plan.host, plan.port)
         except OSError as error:
-            raise SlipstreamError(f"cannot listen on {plan.host}:{plan.port} ({error.strerror}); choose another --port") from error
+            raise SlipstreamError(
+                f"cannot listen on {plan.host}:{plan.port} ({error.strerror}); choose another "
+                "--port"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{plan.host}:{self.port}"
         self._environment = {
@@ -96,7 +116,9 @@ class Supervisor:
             "MKL_NUM_THREADS": "1",
         }
         self._shelf = make_shelf()
-        self.instances = [self._instance(number, port) for number, port in enumerate(_free_ports(plan.instances))]
+        self.instances = [
+            self._instance(number, port) for number, port in enumerate(_free_ports(plan.instances))
+        ]
         self._spare: subprocess.Popen[bytes] | None = None
         self.routers = [self._router(number) for number in range(plan.routers)]
 
@@ -113,7 +135,9 @@ class Supervisor:
             "drain_seconds": self.plan.drain_seconds,
             "watch_parent": True,
         }
-        return Child(name, [*self.plan.instance_command, _json(settings)], f"http://127.0.0.1:{port}")
+        return Child(
+            name, [*self.plan.instance_command, _json(settings)], f"http://127.0.0.1:{port}"
+        )
 
     def _router(self, number: int) -> Child:
         pools = self.plan.pools or ("any",) * len(self.instances)
@@ -123,10 +147,16 @@ class Supervisor:
             "drain_seconds": self.plan.drain_seconds,
             "watch_parent": True,
             "members": [
-                {"name": child.name, "url": child.url, "pool": pool} for child, pool in zip(self.instances, pools, strict=True)
+                {"name": child.name, "url": child.url, "pool": pool}
+                for child, pool in zip(self.instances, pools, strict=True)
             ],
         }
-        return Child(f"router-{number}", [*self.plan.router_command, _json(settings)], self.url, (self._socket.fileno(),))
+        return Child(
+            f"router-{number}",
+            [*self.plan.router_command, _json(settings)],
+            self.url,
+            (self._socket.fileno(),),
+        )
 
     # Running
 
@@ -158,7 +188,9 @@ class Supervisor:
         spare, self._spare = (self._spare, None) if child in self.instances else (None, self._spare)
         if spare is not None and spare.poll() is None:
             assert spare.stdin is not None
-            with contextlib.suppress(OSError):  # one that dies in this moment is noticed like any other
+            with contextlib.suppress(
+                OSError
+            ):  # one that dies in this moment is noticed like any other
                 spare.stdin.write(child.settings.encode() + b"\n")
                 spare.stdin.flush()
             child.process = spare
@@ -166,7 +198,9 @@ class Supervisor:
             child.process = self._open(child.command, child.inherited)
         child.started_at = time.monotonic()
 
-    def _open(self, command: list[str], inherited: tuple[int, ...] = ()) -> "subprocess.Popen[bytes]":
+    def _open(
+        self, command: list[str], inherited: tuple[int, ...] = ()
+    ) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -179,7 +213,10 @@ class Supervisor:
         """Keep one spare, but let a fresh instance come up first."""
         if not self.plan.spare or (self._spare is not None and self._spare.poll() is None):
             return
-        if time.monotonic() - max(child.started_at for child in self.instances) > SPARE_DELAY_SECONDS:
+        if (
+            time.monotonic() - max(child.started_at for child in self.instances)
+            > SPARE_DELAY_SECONDS
+        ):
             self._spare = self._open([*self.plan.instance_command, "-"])
 
     def _end_spare(self) -> None:
@@ -191,7 +228,9 @@ class Supervisor:
                     self._spare.stdin.close()
 
     def _look_after(self, child: Child) -> None:
-        """Start again what has died, at once the first time, later and later when it keeps dying young."""
+        """Start again what has died, at once the first time, later and later when it keeps dying
+        young.
+        """
         now = time.monotonic()
         if child.process is None:
             if now >= child.start_again_at:
@@ -207,8 +246,13 @@ class Supervisor:
         child.restarts += 1
         child.quick_deaths += 1 if now - child.started_at < QUICK_DEATH_SECONDS else 0
         if child.quick_deaths >= MAX_QUICK_DEATHS and not child.was_ready:
-            raise SlipstreamError(f"{child.name} ended {child.quick_deaths} times right after its start (code {code}); see above")
-        delay = 0.0 if child.quick_deaths < 2 else min(MAX_BACKOFF_SECONDS, 0.1 * 2**child.quick_deaths)
+            raise SlipstreamError(
+                f"{child.name} ended {child.quick_deaths} times right after its start (code "
+                f"{code}); see above"
+            )
+        delay = (
+            0.0 if child.quick_deaths < 2 else min(MAX_BACKOFF_SECONDS, 0.1 * 2**child.quick_deaths)
+        )
         child.start_again_at = now + delay
         self._say(f"{child.name} ended ({_ending(code)}); starting it again")
         if not delay:
@@ -219,7 +263,10 @@ class Supervisor:
         end, waiting = time.monotonic() + START_SECONDS, [*self.instances, *self.routers]
         while waiting and not self._stop:
             if time.monotonic() > end:
-                raise SlipstreamError(f"{waiting[0].name} was not ready within {START_SECONDS:.0f} s; is the bundle too large?")
+                raise SlipstreamError(
+                    f"{waiting[0].name} was not ready within {START_SECONDS:.0f} s; is the bundle "
+                    "too large?"
+                )
             for child in [*self.instances, *self.routers]:
                 self._look_after(child)
             for child in [child for child in waiting if is_ready(child.url)]:
@@ -230,7 +277,11 @@ class Supervisor:
 
     def _end(self, children: list[Child]) -> None:
         """SIGTERM to all, wait for their drain, SIGKILL to what stays."""
-        running = [child for child in children if child.process is not None and child.process.poll() is None]
+        running = [
+            child
+            for child in children
+            if child.process is not None and child.process.poll() is None
+        ]
         for child in running:
             assert child.process is not None
             child.process.send_signal(signal.SIGTERM)
@@ -248,7 +299,9 @@ class Supervisor:
 
 
 def make_shelf() -> Path:
-    """A private directory in shared memory for what outlives an instance; those of supervisors that were killed are removed."""
+    """A private directory in shared memory for what outlives an instance; those of supervisors that
+    were killed are removed.
+    """
     place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     start = f"slipstream-{os.getuid()}-"
     for left in place.glob(f"{start}*"):

@@ -1,8 +1,10 @@
-"""All tables of a model: the keys of a batch go in, rows come out as leaf tensors, their gradients go back as one update.
+"""All tables of a model: the keys of a batch go in, rows come out as leaf tensors, their gradients
+go back as one update.
 
-Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows over the i-th key list; gradients
-of all lists meet in the one leaf `rows_UD`. On many ranks the exchange carries keys, rows and gradients between their owners and
-whoever asked, and replica groups agree on the sums before any row moves.
+Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows
+over the i-th key list; gradients of all lists meet in the one leaf `rows_UD`. On many ranks the
+exchange carries keys, rows and gradients between their owners and whoever asked, and replica groups
+agree on the sums before any row moves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,37 +12,53 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from slipstream.ops.rows import coalesce, unique_keys
+from slipstream.tables.embedding_table import CHUNK, EmbeddingTable
 from slipstream.tables.exchange import Exchange, Gradients, Lookup, Lookups, gradient
 from slipstream.tables.replicas import Replicas
-from slipstream.tables.rules import State
-from slipstream.tables.tier import CHUNK, Tier
+from slipstream.tables.row_optimizers import State
 
 __all__ = ["Lookup", "Lookups", "TableCollection", "combine"]
 
 
 class TableCollection:
-    """The tables of one model, by name; `exchange` connects the ranks that share them, `replicas` the groups that hold copies."""
+    """The tables of one model, by name; `exchange` connects the ranks that share them, `replicas`
+    the groups that hold copies.
+    """
 
-    def __init__(self, tables: Sequence[Tier], exchange: Exchange | None = None, replicas: Replicas | None = None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        exchange: Exchange | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
         self.tables = {table.name: table for table in tables}
         self.exchange = exchange or Exchange(self.tables)
         self.replicas = replicas
 
-    def __getitem__(self, name: str) -> Tier:
+    def __getitem__(self, name: str) -> EmbeddingTable:
         return self.tables[name]
 
     def lookup(self, keys: Mapping[str, Sequence[torch.Tensor]]) -> Lookups:
-        """Gather each table's unique rows once; `keys` holds any number of int64 key tensors per table."""
+        """Gather each table's unique rows once; `keys` holds any number of int64 key tensors per
+        table.
+        """
         route = self.exchange.route(keys)
-        return self.exchange.answer(route, {name: self.tables[name].gather(owned_O) for name, owned_O in route.owned.items()})
+        return self.exchange.answer(
+            route,
+            {name: self.tables[name].gather(owned_O) for name, owned_O in route.owned.items()},
+        )
 
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
-        """One optimiser step from the gradients the lookups have collected; several lookups (micro-batches) count as one step."""
+        """One optimiser step from the gradients the lookups have collected; several lookups
+        (micro-batches) count as one step.
+        """
         steps = [lookups] if isinstance(lookups, Lookups) else lookups
         self.update(add([self.exchange.collect(each.route, each) for each in steps]), lr)
 
     def update(self, gradients: Gradients, lr: float) -> None:
-        """One optimiser step from collected gradients; replicas agree on them first. Collective where there are replicas."""
+        """One optimiser step from collected gradients; replicas agree on them first. Collective
+        where there are replicas.
+        """
         if self.replicas is not None:
             gradients, lr = self.replicas.before_update(gradients), lr * self.replicas.lr_factor
         for name, (keys_O, grads_OD) in gradients.items():
@@ -64,7 +82,9 @@ class TableCollection:
         return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
 
     def clear(self) -> None:
-        """Every row is as it was born; files of an earlier session are forgotten with the next flush."""
+        """Every row is as it was born; files of an earlier session are forgotten with the next
+        flush.
+        """
         for table in self.tables.values():
             table.clear()
 
@@ -75,11 +95,21 @@ class TableCollection:
 
     def state_dict(self) -> State:
         """Every table's weights and state, flat: `table/weights`, `table/state.…`."""
-        return {f"{name}/{key}": value for name, table in self.tables.items() for key, value in table.state_dict().items()}
+        return {
+            f"{name}/{key}": value
+            for name, table in self.tables.items()
+            for key, value in table.state_dict().items()
+        }
 
     def load_state_dict(self, saved: State) -> None:
         for name, table in self.tables.items():
-            table.load_state_dict({k.removeprefix(f"{name}/"): v for k, v in saved.items() if k.startswith(f"{name}/")})
+            table.load_state_dict(
+                {
+                    k.removeprefix(f"{name}/"): v
+                    for k, v in saved.items()
+                    if k.startswith(f"{name}/")
+                }
+            )
 
 
 def add(parts: Sequence[Gradients]) -> Gradients:
@@ -95,6 +125,13 @@ def add(parts: Sequence[Gradients]) -> Gradients:
 
 
 def combine(lookups: Mapping[str, Lookup] | Sequence[Mapping[str, Lookup]]) -> Gradients:
-    """This rank's own gradients: per table the touched keys and their sums, over one lookup or the micro-batches of one step."""
+    """This rank's own gradients: per table the touched keys and their sums, over one lookup or the
+    micro-batches of one step.
+    """
     steps = [lookups] if isinstance(lookups, Mapping) else lookups
-    return add([{name: (lookup.unique_U, gradient(lookup)) for name, lookup in each.items()} for each in steps])
+    return add(
+        [
+            {name: (lookup.unique_U, gradient(lookup)) for name, lookup in each.items()}
+            for each in steps
+        ]
+    )

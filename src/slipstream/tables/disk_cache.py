@@ -1,18 +1,20 @@
-"""The rows of a disk table that are in memory now: weights and state in slots, so that a rule moves them in place.
+"""The rows of a disk table that are in memory now: weights and state in slots, so that a rule moves
+them in place.
 
-The cache knows nothing of files. It says which rows it has, hands out slots for new ones and names those that must leave; dirty
-ones among these are the caller's to write back before their slots are used again.
+The cache knows nothing of files. It says which rows it has, hands out slots for new ones and names
+those that must leave; dirty ones among these are the caller's to write back before their slots are
+used again.
 """
 
 import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.tables.embedding_table import Rows
 from slipstream.tables.eviction import SHARE, smallest
 from slipstream.tables.hash_index import make_index
 from slipstream.tables.memory_pages import lazy_zeros
-from slipstream.tables.rules import RowRule, State
-from slipstream.tables.tier import Rows
+from slipstream.tables.row_optimizers import RowOptimizer, State
 
 _SLOT_OVERHEAD = 8 + 8 + 1 + 64  # number, clock, dirty mark, index at its emptiest
 _FEWEST = 16
@@ -21,7 +23,15 @@ _FEWEST = 16
 class RowCache:
     """At most `budget` bytes of rows, known by their numbers."""
 
-    def __init__(self, name: str, budget: int, record_bytes: int, rule: RowRule, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        name: str,
+        budget: int,
+        record_bytes: int,
+        rule: RowOptimizer,
+        dim: int,
+        dtype: torch.dtype,
+    ) -> None:
         self.capacity = budget // (record_bytes + _SLOT_OVERHEAD)
         if self.capacity < _FEWEST:
             raise SlipstreamError(
@@ -30,7 +40,9 @@ class RowCache:
             )
         self.weights_CD = lazy_zeros(self.capacity, dim, dtype=dtype)
         self.state: State = {
-            entry: value for entry, value in rule.new_state(self.capacity, dim, dtype, lazy_zeros).items() if value.dim() > 0
+            entry: value
+            for entry, value in rule.new_state(self.capacity, dim, dtype, lazy_zeros).items()
+            if value.dim() > 0
         }
         self.dirty_C = torch.zeros(self.capacity, dtype=torch.bool)
         self._number_C = torch.full((self.capacity,), -1, dtype=torch.int64)
@@ -53,17 +65,25 @@ class RowCache:
 
     def rows(self, slots_U: torch.Tensor) -> Rows:
         """The rows in these slots, copied."""
-        return Rows(self.weights_CD[slots_U], {entry: value[slots_U] for entry, value in self.state.items()})
+        return Rows(
+            self.weights_CD[slots_U], {entry: value[slots_U] for entry, value in self.state.items()}
+        )
 
     def leaving(self, needed: int) -> torch.Tensor:
-        """Slots that must be emptied before `needed` new rows fit: the longest unused; none where there is room."""
+        """Slots that must be emptied before `needed` new rows fit: the longest unused; none where
+        there is room.
+        """
         short = needed - (len(self._free_C) + self.capacity - self._next)
         if short <= 0:
             return torch.zeros(0, dtype=torch.int64)
         able = ((self._number_C >= 0) & (self._used_C < self.clock)).nonzero().squeeze(1)
         if able.numel() < short:
             raise ValueError(f"{needed} rows cannot enter a cache of {self.capacity} at once")
-        least = smallest(max(short, self.capacity // SHARE), self._used_C[able].numpy(), self._number_C[able].numpy())
+        least = smallest(
+            max(short, self.capacity // SHARE),
+            self._used_C[able].numpy(),
+            self._number_C[able].numpy(),
+        )
         return able[torch.from_numpy(least)]
 
     def numbers(self, slots_U: torch.Tensor) -> np.ndarray:
@@ -86,7 +106,11 @@ class RowCache:
         self._next += fresh.numel()
         slots_U = torch.cat([reused, fresh])
         self._index.insert(numbers_U, slots_U)
-        self._number_C[slots_U], self._used_C[slots_U], self.dirty_C[slots_U] = numbers_U, self.clock, False
+        self._number_C[slots_U], self._used_C[slots_U], self.dirty_C[slots_U] = (
+            numbers_U,
+            self.clock,
+            False,
+        )
         return slots_U
 
     def put(self, slots_U: torch.Tensor, rows: Rows) -> None:

@@ -1,14 +1,18 @@
 """Fixed-size records in files that, whatever happens, open as they were at the last commit.
 
-Every record has two slots. A byte per record says which slot is committed and which is live; a write goes to the slot that is not
-committed, and a commit makes the live slots the committed ones by writing the map and then, in one rename, the manifest that names
-it. Nothing the manifest speaks of is ever overwritten, so a process killed at any moment, a full disk or a failed write leaves the
-last commit behind without any repair. Records never straddle a 4 KiB block, so a cold record costs one read.
+Every record has two slots. A byte per record says which slot is committed and which is live; a
+write goes to the slot that is not committed, and a commit makes the live slots the committed ones
+by writing the map and then, in one rename, the manifest that names it. Nothing the manifest speaks
+of is ever overwritten, so a process killed at any moment, a full disk or a failed write leaves the
+last commit behind without any repair. Records never straddle a 4 KiB block, so a cold record costs
+one read.
 
     manifest.json           what the table is, its files and their sizes, the generation
-    slices-00000-02047.rows records of a range of slices (or `numbered-…` for rows that are only numbered), slot A and B by turns
+    slices-00000-02047.rows records of a range of slices (or `numbered-…` for rows that are only
+    numbered), slot A and B by turns
     map-12.bin              two bits per record: none, slot A, slot B
-    companion-12.safetensors what belongs to these rows and must never be older or newer than they (an index)
+    companion-12.safetensors what belongs to these rows and must never be older or newer than they
+    (an index)
     lock                    held by the one process that may write
 """
 
@@ -38,7 +42,9 @@ _LIVE, _COMMITTED_SHIFT = 3, 2
 
 
 class RecordFiles:
-    """Records 0, 1, 2 … of `record_bytes` each, in one file per range; `first_of_file` holds the number each file begins with."""
+    """Records 0, 1, 2 … of `record_bytes` each, in one file per range; `first_of_file` holds the
+    number each file begins with.
+    """
 
     def __init__(
         self,
@@ -75,13 +81,16 @@ class RecordFiles:
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise SlipstreamError(f"cannot open the table directory {self.directory}: {error.strerror or error}") from error
+            raise SlipstreamError(
+                f"cannot open the table directory {self.directory}: {error.strerror or error}"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             raise SlipstreamError(
-                f"the table in {self.directory} is already open for writing; wait until that job has ended or use another directory"
+                f"the table in {self.directory} is already open for writing; wait until that job "
+                "has ended or use another directory"
             ) from error
         return descriptor
 
@@ -95,15 +104,21 @@ class RecordFiles:
         for name, wanted in self.spec.items():
             if manifest["table"].get(name) != wanted:
                 raise SlipstreamError(
-                    f"the table in {self.directory} has {name} {manifest['table'].get(name)}, but {wanted} is asked for; "
+                    f"the table in {self.directory} has {name} {manifest['table'].get(name)}, but "
+                    f"{wanted} is asked for; "
                     "use the recipe it was trained with, or another directory"
                 )
         for name, size in manifest["files"].items():
             file = self.directory / name
             if not file.exists():
-                raise SlipstreamError(f"{file} is missing, so this table cannot be opened; restore it from a copy")
+                raise SlipstreamError(
+                    f"{file} is missing, so this table cannot be opened; restore it from a copy"
+                )
             if file.stat().st_size < size:
-                raise SlipstreamError(f"{file} is cut short ({file.stat().st_size} of {size} bytes); restore it from a copy")
+                raise SlipstreamError(
+                    f"{file} is cut short ({file.stat().st_size} of {size} bytes); restore it "
+                    "from a copy"
+                )
         self.generation = int(manifest["generation"])
         return manifest
 
@@ -114,10 +129,16 @@ class RecordFiles:
         try:
             packed = path.read_bytes()
         except OSError as error:
-            raise SlipstreamError(f"{path} is missing, so this table cannot be opened; restore it from a copy") from error
+            raise SlipstreamError(
+                f"{path} is missing, so this table cannot be opened; restore it from a copy"
+            ) from error
         if zlib.crc32(packed) != self._manifest["map"]["crc32"]:
-            raise SlipstreamError(f"{path} is damaged, so this table cannot be opened; restore it from a copy")
-        planes = np.unpackbits(np.frombuffer(packed, dtype=np.uint8).reshape(2, -1), axis=1, bitorder="little")
+            raise SlipstreamError(
+                f"{path} is damaged, so this table cannot be opened; restore it from a copy"
+            )
+        planes = np.unpackbits(
+            np.frombuffer(packed, dtype=np.uint8).reshape(2, -1), axis=1, bitorder="little"
+        )
         live = planes[0, : self._manifest["records"]] + _B * planes[1, : self._manifest["records"]]
         self._where_N[: len(live)] = live | (live << _COMMITTED_SHIFT)
 
@@ -126,7 +147,12 @@ class RecordFiles:
         known = {MANIFEST, LOCK, *self._manifest.get("files", {}), self._manifest.get("companion")}
         known.add(self._manifest.get("map", {}).get("name"))
         for path in self.directory.iterdir():
-            ours = path.name.startswith((".map-", ".companion-", ".manifest.json.", "map-", "companion-")) or path.suffix == ".rows"
+            ours = (
+                path.name.startswith(
+                    (".map-", ".companion-", ".manifest.json.", "map-", "companion-")
+                )
+                or path.suffix == ".rows"
+            )
             if ours and path.name not in known:
                 path.unlink(missing_ok=True)
 
@@ -143,7 +169,9 @@ class RecordFiles:
         try:
             return load_file(self.directory / name)
         except (OSError, SafetensorError) as error:
-            raise SlipstreamError(f"{self.directory / name} is missing or damaged; restore it from a copy") from error
+            raise SlipstreamError(
+                f"{self.directory / name} is missing or damaged; restore it from a copy"
+            ) from error
 
     # -- records --
 
@@ -173,27 +201,37 @@ class RecordFiles:
         try:
             move_records(files_U, offsets_U, records, team, writes=False)
         except EndOfFileError as error:
-            raise SlipstreamError(f"a file of the table in {self.directory} is cut short; restore it from a copy") from error
+            raise SlipstreamError(
+                f"a file of the table in {self.directory} is cut short; restore it from a copy"
+            ) from error
         except OSError as error:
-            raise SlipstreamError(f"cannot read the table in {self.directory}: {error.strerror}") from error
+            raise SlipstreamError(
+                f"cannot read the table in {self.directory}: {error.strerror}"
+            ) from error
         return records
 
     def write(self, numbers_U: np.ndarray, records: torch.Tensor, team: int) -> None:
-        """Write records to their slots that are not committed; they count from now on, and last from the next commit on."""
+        """Write records to their slots that are not committed; they count from now on, and last
+        from the next commit on.
+        """
         committed_U = self._where_N[numbers_U] >> _COMMITTED_SHIFT
         slots_U = np.where(committed_U == _A, _B, _A).astype(np.uint8)
         files_U, offsets_U = self._place(numbers_U, slots_U, create=True)
         move_records(files_U, offsets_U, records, team, writes=True)
         self._where_N[numbers_U] = (committed_U << _COMMITTED_SHIFT) | slots_U
 
-    def _place(self, numbers_U: np.ndarray, slots_U: np.ndarray, *, create: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def _place(
+        self, numbers_U: np.ndarray, slots_U: np.ndarray, *, create: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Descriptor and offset of each record's slot."""
         files_U = np.searchsorted(self._first_F, numbers_U, side="right") - 1
         inside_U = numbers_U - self._first_F[files_U]
         blocks_U = 2 * (inside_U // self._per_block) + (slots_U == _B)
         offsets_U = blocks_U * self._block + (inside_U % self._per_block) * self.record_bytes
         used = np.unique(files_U)
-        descriptors = np.array([self._descriptor(int(file), create) for file in used], dtype=np.int32)
+        descriptors = np.array(
+            [self._descriptor(int(file), create) for file in used], dtype=np.int32
+        )
         return descriptors[np.searchsorted(used, files_U)], offsets_U
 
     def _descriptor(self, file: int, create: bool) -> int:
@@ -206,7 +244,9 @@ class RecordFiles:
                 try:
                     descriptor = os.open(path, flags, 0o644)
                 except OSError as error:
-                    raise SlipstreamError(f"cannot open {path}: {error.strerror or error}") from error
+                    raise SlipstreamError(
+                        f"cannot open {path}: {error.strerror or error}"
+                    ) from error
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
                 self._descriptors[file] = descriptor
@@ -215,13 +255,20 @@ class RecordFiles:
     # -- lasting --
 
     def commit(self, companion: dict[str, torch.Tensor] | None) -> None:
-        """Make everything written so far what the table opens with; after an OSError or SlipstreamError nothing has changed."""
+        """Make everything written so far what the table opens with; after an OSError or
+        SlipstreamError nothing has changed.
+        """
         for file in self._changed:
             os.fsync(self._descriptors[file])
         generation = self.generation + 1
         live = self._where_N & _LIVE
-        packed = np.stack([np.packbits(live & 1, bitorder="little"), np.packbits(live >> 1, bitorder="little")]).tobytes()
-        names = {"map": f"map-{generation}.bin", "companion": None if companion is None else f"companion-{generation}.safetensors"}
+        packed = np.stack(
+            [np.packbits(live & 1, bitorder="little"), np.packbits(live >> 1, bitorder="little")]
+        ).tobytes()
+        names = {
+            "map": f"map-{generation}.bin",
+            "companion": None if companion is None else f"companion-{generation}.safetensors",
+        }
         with atomic_file(self.directory / str(names["map"])) as path:
             path.write_bytes(packed)
         if companion is not None:
@@ -230,7 +277,10 @@ class RecordFiles:
                     save_file({name: value.contiguous() for name, value in companion.items()}, path)
                 except SafetensorError as error:
                     raise OSError(None, str(error)) from error
-        sizes = {self._names[file]: os.fstat(descriptor).st_size for file, descriptor in self._descriptors.items()}
+        sizes = {
+            self._names[file]: os.fstat(descriptor).st_size
+            for file, descriptor in self._descriptors.items()
+        }
         manifest = {
             "format": FORMAT,
             "generation": generation,

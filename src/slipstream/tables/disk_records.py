@@ -1,4 +1,6 @@
-"""Rows as records: where the numbers of a disk table's rows come from, and how weights and state become bytes."""
+"""Rows as records: where the numbers of a disk table's rows come from, and how weights and state
+become bytes.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from slipstream.tables.rules import RowRule
+from slipstream.tables.embedding_table import Rows, row_state
+from slipstream.tables.row_optimizers import RowOptimizer
 from slipstream.tables.slices import SLICES, Placement, SliceLayout, slice_of
-from slipstream.tables.tier import Rows, row_state
 
 _FILE_BYTES = 256 << 20  # a file should hold about so much
 _MOST_FILES = 128  # each is an open file
@@ -31,11 +33,13 @@ class Field:
 class RecordFormat:
     """A record is the weights, then each entry of state, rounded up to eight bytes."""
 
-    def __init__(self, rule: RowRule, dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, rule: RowOptimizer, dim: int, dtype: torch.dtype) -> None:
         entries = {"": torch.zeros(1, dim, dtype=dtype), **row_state(rule, dim, dtype)}
         self.fields, at = [], 0
         for name, one in entries.items():
-            self.fields.append(Field(name, at, one.numel() * one.element_size(), tuple(one.shape[1:]), one.dtype))
+            self.fields.append(
+                Field(name, at, one.numel() * one.element_size(), tuple(one.shape[1:]), one.dtype)
+            )
             at += -(-self.fields[-1].bytes // 8) * 8
         self.bytes = at
 
@@ -59,9 +63,11 @@ class RecordFormat:
 
 
 class SliceNumbers:
-    """Rows 0 … num_rows - 1 (or those a rank owns) numbered by (slice, key), in one file per range of slices.
+    """Rows 0 … num_rows - 1 (or those a rank owns) numbered by (slice, key), in one file per range
+    of slices.
 
-    Costs four bytes per row held; a walk over all numbers gives rows in the order in which tables are saved.
+    Costs four bytes per row held; a walk over all numbers gives rows in the order in which tables
+    are saved.
     """
 
     layout = "slices"
@@ -70,15 +76,21 @@ class SliceNumbers:
         self.low, self.high = placement.slices(rank)
         self._part = None if placement.world == 1 else SliceLayout(num_rows, self.low, self.high)
         self.count = num_rows if self._part is None else self._part.count
-        files = min(max(1, self.count * record_bytes // _FILE_BYTES), _MOST_FILES, self.high - self.low)
+        files = min(
+            max(1, self.count * record_bytes // _FILE_BYTES), _MOST_FILES, self.high - self.low
+        )
         bounds = [self.low + (self.high - self.low) * file // files for file in range(files + 1)]
         slices_N = np.empty(self.count, dtype=np.uint16)
         keys_N = None if self._part is None else self._part.keys()
         for start in range(0, self.count, _CHUNK):
             end = min(start + _CHUNK, self.count)
-            slices_N[start:end] = slice_of(torch.arange(start, end) if keys_N is None else keys_N[start:end]).numpy()
+            slices_N[start:end] = slice_of(
+                torch.arange(start, end) if keys_N is None else keys_N[start:end]
+            ).numpy()
         self._numbers_N = np.empty(self.count, dtype=np.uint32)
-        self._numbers_N[np.argsort(slices_N, kind="stable")] = np.arange(self.count, dtype=np.uint32)
+        self._numbers_N[np.argsort(slices_N, kind="stable")] = np.arange(
+            self.count, dtype=np.uint32
+        )
         before_S = np.concatenate([[0], np.bincount(slices_N, minlength=SLICES).cumsum()])
         self.first_of_file = [int(before_S[bound]) for bound in bounds[:-1]]
         self.names = [f"slices-{a:05d}-{b - 1:05d}.rows" for a, b in pairwise(bounds)]

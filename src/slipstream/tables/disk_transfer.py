@@ -1,4 +1,6 @@
-"""Moves records between memory and files: natively with a team of waiting threads, or plainly one after the other."""
+"""Moves records between memory and files: natively with a team of waiting threads, or plainly one
+after the other.
+"""
 
 import errno
 import os
@@ -14,9 +16,17 @@ class EndOfFileError(Exception):
     """A file ends before a record that should be in it."""
 
 
-def move_records(files_U: np.ndarray, offsets_U: np.ndarray, records: torch.Tensor, team: int, *, writes: bool) -> None:
-    """Read (or write) record i of `records` at `offsets_U[i]` of the open file `files_U[i]`; raises OSError or EndOfFileError."""
-    if records.dtype != torch.uint8 or records.dim() != 2 or not len(files_U) == len(offsets_U) == len(records):
+def move_records(
+    files_U: np.ndarray, offsets_U: np.ndarray, records: torch.Tensor, team: int, *, writes: bool
+) -> None:
+    """Read (or write) record i of `records` at `offsets_U[i]` of the open file `files_U[i]`; raises
+    OSError or EndOfFileError.
+    """
+    if (
+        records.dtype != torch.uint8
+        or records.dim() != 2
+        or not len(files_U) == len(offsets_U) == len(records)
+    ):
         raise ValueError("records must be bytes, one row per file and offset")
     if not len(records):
         return
@@ -33,7 +43,9 @@ def move_records(files_U: np.ndarray, offsets_U: np.ndarray, records: torch.Tens
         raise OSError(failure, os.strerror(failure))
 
 
-def _move_plainly(files_U: np.ndarray, offsets_U: np.ndarray, records: torch.Tensor, writes: bool) -> None:
+def _move_plainly(
+    files_U: np.ndarray, offsets_U: np.ndarray, records: torch.Tensor, writes: bool
+) -> None:
     rows = records.numpy()
     for file, offset, row in zip(files_U.tolist(), offsets_U.tolist(), rows, strict=True):
         moved = os.pwritev(file, [row], offset) if writes else os.preadv(file, [row], offset)

@@ -2,11 +2,15 @@
 
 import numpy as np
 
-SHARE = 16  # at least one in so many goes at a time, so that searching for the least useful stays rare
+SHARE = (
+    16  # at least one in so many goes at a time, so that searching for the least useful stays rare
+)
 
 
 def smallest(count: int, *columns: np.ndarray) -> np.ndarray:
-    """Places of the `count` smallest entries by the first column, ties by the next, and so on; the last must have no ties."""
+    """Places of the `count` smallest entries by the first column, ties by the next, and so on; the
+    last must have no ties.
+    """
     first = columns[0]
     if count >= len(first):
         return np.arange(len(first))

@@ -6,24 +6,24 @@ from typing import Any, Literal
 import torch
 
 from slipstream.errors import SlipstreamError, did_you_mean
-from slipstream.tables.disk import DiskTable
 from slipstream.tables.disk_records import directory_of
-from slipstream.tables.hashed import Evict, Ground, HashedTable
-from slipstream.tables.memory import MemoryTable
-from slipstream.tables.rules import RowRule
+from slipstream.tables.disk_table import DiskTable
+from slipstream.tables.embedding_table import EmbeddingTable
+from slipstream.tables.hashed_table import Evict, Ground, HashedTable
+from slipstream.tables.memory_table import MemoryTable
+from slipstream.tables.row_optimizers import RowOptimizer
 from slipstream.tables.slices import Placement
-from slipstream.tables.tier import Tier
 
 TIERS = ("memory", "disk", "hashed")
 _FIRST_ROWS = 1024  # a hashed table's ground begins with so many rows and grows
 
 
-def make_tier(
+def make_table(
     tier: str | Literal["memory", "disk", "hashed"],
     name: str,
     num_rows: int | None,
     dim: int,
-    rule: RowRule,
+    rule: RowOptimizer,
     *,
     seed: int = 0,
     init_scale: float = 0.035,
@@ -36,16 +36,20 @@ def make_tier(
     admit_after: int = 1,
     max_rows: int | None = None,
     evict: Evict = "lru",
-) -> Tier:
-    """`memory`, `disk` (needs `directory`), or `hashed` (over files where a `directory` is given, else over memory).
+) -> EmbeddingTable:
+    """`memory`, `disk` (needs `directory`), or `hashed` (over files where a `directory` is given,
+    else over memory).
 
-    A table `name` lies in `directory/name`, with several ranks in a directory of each rank below it.
+    A table `name` lies in `directory/name`, with several ranks in a directory of each rank below
+    it.
     """
     if tier not in TIERS:
         raise SlipstreamError(f"unknown table tier '{tier}'{did_you_mean(tier, TIERS)}")
     placement = placement or Placement(1)
     if tier == "disk" and directory is None:
-        raise SlipstreamError("tables.tier=disk keeps its rows in files; say where with tables.directory")
+        raise SlipstreamError(
+            "tables.tier=disk keeps its rows in files; say where with tables.directory"
+        )
     if tier != "hashed" and num_rows is None:
         raise ValueError(f"table '{name}' of tier {tier} needs num_rows")
     common: dict[str, Any] = {"seed": seed, "init_scale": init_scale, "dtype": dtype}
@@ -57,9 +61,13 @@ def make_tier(
             if place is None
             else DiskTable(name, _FIRST_ROWS, dim, rule, place, numbered=True, **common, **files)
         )
-        return HashedTable(ground, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict)
+        return HashedTable(
+            ground, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict
+        )
     assert num_rows is not None
     if tier == "memory":
         return MemoryTable(name, num_rows, dim, rule, placement=placement, rank=rank, **common)
     assert place is not None
-    return DiskTable(name, num_rows, dim, rule, place, placement=placement, rank=rank, **common, **files)
+    return DiskTable(
+        name, num_rows, dim, rule, place, placement=placement, rank=rank, **common, **files
+    )

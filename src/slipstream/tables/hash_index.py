@@ -1,7 +1,8 @@
-"""An index from any non-negative int64 key to an int64 value: native open addressing, with a plain dictionary as its twin.
+"""An index from any non-negative int64 key to an int64 value: native open addressing, with a plain
+dictionary as its twin.
 
-`make_index` gives the native one where kernels were built. Both grow as they fill and answer the same questions; the twin serves
-where there is no compiler and judges the native one in tests.
+`make_index` gives the native one where kernels were built. Both grow as they fill and answer the
+same questions; the twin serves where there is no compiler and judges the native one in tests.
 """
 
 from typing import Protocol
@@ -41,7 +42,9 @@ class NativeIndex:
 
     def __init__(self, room: int = 0) -> None:
         self._length = 0
-        self._pairs = self._empty(max(_SMALLEST, 1 << (2 * room - 1).bit_length()) if room else _SMALLEST)
+        self._pairs = self._empty(
+            max(_SMALLEST, 1 << (2 * room - 1).bit_length()) if room else _SMALLEST
+        )
 
     @staticmethod
     def _empty(size: int) -> torch.Tensor:
@@ -70,7 +73,9 @@ class NativeIndex:
 
     def erase(self, keys_U: torch.Tensor) -> None:
         keys_U = keys_U.contiguous()
-        self._length -= kernel("ss_hash_erase", "pnpn", returns=True)(self._pairs, self._mask, keys_U, keys_U.numel())
+        self._length -= kernel("ss_hash_erase", "pnpn", returns=True)(
+            self._pairs, self._mask, keys_U, keys_U.numel()
+        )
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
         used = self._pairs[self._pairs[:, 0] >= 0]
@@ -97,7 +102,9 @@ class PlainIndex:
         return len(self._values)
 
     def find(self, keys_U: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([self._values.get(key, -1) for key in keys_U.tolist()], dtype=torch.int64)
+        return torch.tensor(
+            [self._values.get(key, -1) for key in keys_U.tolist()], dtype=torch.int64
+        )
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
         if keys_U.numel() and int(keys_U.min()) < 0:

@@ -1,4 +1,6 @@
-"""A bit per row: which rows of a memory table have been born. Small enough to stay in a cache while rows of gigabytes pass by."""
+"""A bit per row: which rows of a memory table have been born. Small enough to stay in a cache while
+rows of gigabytes pass by.
+"""
 
 import numpy as np
 import torch
@@ -29,7 +31,9 @@ class RowMarks:
 
     def marked(self) -> torch.Tensor:
         """All marked rows, ascending."""
-        return torch.from_numpy(np.flatnonzero(np.unpackbits(self.bits.numpy(), count=self.count, bitorder="little")))
+        return torch.from_numpy(
+            np.flatnonzero(np.unpackbits(self.bits.numpy(), count=self.count, bitorder="little"))
+        )
 
     def extended(self, count: int) -> "RowMarks":
         """The same marks with room for more rows."""

@@ -1,6 +1,8 @@
-"""Zero-filled memory that costs nothing until it is touched, in huge pages where the system allows them.
+"""Zero-filled memory that costs nothing until it is touched, in huge pages where the system allows
+them.
 
-Rows are read at random: with 4 KiB pages nearly every row also misses the translation buffer, with 2 MiB pages few do.
+Rows are read at random: with 4 KiB pages nearly every row also misses the translation buffer, with
+2 MiB pages few do.
 """
 
 import contextlib

@@ -1,11 +1,14 @@
-"""Replica groups of embedding tables: every group of ranks holds the whole of every table, lookups stay inside the group.
+"""Replica groups of embedding tables: every group of ranks holds the whole of every table, lookups
+stay inside the group.
 
-`SummedGradients` (hierarchical sparse parallelism, exact): before the update the owners of the same rows in all groups send each
-other what they collected, as (key, row) lists, and sum them in replica order. Equal rows plus equal sums stay equal rows: replicas
-are the same bits for ever, and the run is the one a single group would make.
+`SummedGradients` (hierarchical sparse parallelism, exact): before the update the owners of the same
+rows in all groups send each other what they collected, as (key, row) lists, and sum them in replica
+order. Equal rows plus equal sums stay equal rows: replicas are the same bits for ever, and the run
+is the one a single group would make.
 
-`AveragedWeights` (2D sparse parallelism, inexact by design): every group moves by its own gradient; every n steps the rows touched
-since then are averaged over the groups, weights and state. Cheaper between groups for large n, another trajectory than one group's.
+`AveragedWeights` (2D sparse parallelism, inexact by design): every group moves by its own gradient;
+every n steps the rows touched since then are averaged over the groups, weights and state. Cheaper
+between groups for large n, another trajectory than one group's.
 """
 
 import math
@@ -16,10 +19,10 @@ from typing import Protocol
 import torch
 
 from slipstream.ops.rows import coalesce, unique_keys
+from slipstream.tables.communicator import Communicator
+from slipstream.tables.embedding_table import EmbeddingTable, Rows
 from slipstream.tables.exchange import Gradients
-from slipstream.tables.lanes import Lane
-from slipstream.tables.rules import RowRule, RowwiseAdagrad
-from slipstream.tables.tier import Rows, Tier
+from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
 
 
 class Replicas(Protocol):
@@ -34,11 +37,11 @@ class Replicas(Protocol):
         """What this replica's owners apply, from what they collected. Collective over the replicas."""
         ...
 
-    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, EmbeddingTable], touched: Gradients) -> None:
         """Called after each step's update. Collective over the replicas."""
         ...
 
-    def settle(self, tables: Mapping[str, Tier]) -> None:
+    def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
         """Make the replicas equal now. Collective over the replicas."""
         ...
 
@@ -48,7 +51,7 @@ class SummedGradients:
 
     lr_factor = 1.0
 
-    def __init__(self, lane: Lane, whole_tables: frozenset[str] = frozenset()) -> None:
+    def __init__(self, lane: Communicator, whole_tables: frozenset[str] = frozenset()) -> None:
         self.lane, self.whole_tables = lane, whole_tables
 
     def before_update(self, gradients: Gradients) -> Gradients:
@@ -65,17 +68,19 @@ class SummedGradients:
             summed[name] = (union_U, coalesce(grads_TD, inverse_T, union_U.numel()))
         return summed
 
-    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, EmbeddingTable], touched: Gradients) -> None:
         """Nothing: the replicas moved alike."""
 
-    def settle(self, tables: Mapping[str, Tier]) -> None:
+    def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
         """Nothing: they are equal."""
 
 
 class AveragedWeights:
-    """Inexact replicas: own updates, and every `every` steps the mean of the touched rows over the groups."""
+    """Inexact replicas: own updates, and every `every` steps the mean of the touched rows over the
+    groups.
+    """
 
-    def __init__(self, lane: Lane, every: int, lr_factor: float = 1.0) -> None:
+    def __init__(self, lane: Communicator, every: int, lr_factor: float = 1.0) -> None:
         if every < 1:
             raise ValueError(f"replicas are averaged every 1, 2, … steps, got {every}")
         self.lane, self.every, self.lr_factor, self._since = lane, every, lr_factor, 0
@@ -83,23 +88,32 @@ class AveragedWeights:
 
     def before_update(self, gradients: Gradients) -> Gradients:
         """This group's own mean gradient: what it holds is its share of the mean over all groups."""
-        return {name: (keys_O, grads_OD * self.lane.world) for name, (keys_O, grads_OD) in gradients.items()}
+        return {
+            name: (keys_O, grads_OD * self.lane.world)
+            for name, (keys_O, grads_OD) in gradients.items()
+        }
 
-    def after_update(self, tables: Mapping[str, Tier], touched: Gradients) -> None:
+    def after_update(self, tables: Mapping[str, EmbeddingTable], touched: Gradients) -> None:
         for name, (keys_O, _) in touched.items():
             self._touched.setdefault(name, []).append(keys_O)
         self._since += 1
         if self._since == self.every:
             self.settle(tables)
 
-    def settle(self, tables: Mapping[str, Tier]) -> None:
-        """Replicas hold the same rows again: the mean of weights and moments, the largest of counts. Collective."""
+    def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
+        """Replicas hold the same rows again: the mean of weights and moments, the largest of
+        counts. Collective.
+        """
         self._since = 0
         nothing = torch.empty(0, dtype=torch.int64)
         mine = [torch.cat([nothing, *self._touched.get(name, [])]).unique() for name in tables]
-        unions = [torch.cat(list(keys)).unique() for keys in zip(*self.lane.share(mine), strict=True)]
+        unions = [
+            torch.cat(list(keys)).unique() for keys in zip(*self.lane.share(mine), strict=True)
+        ]
         rows = [table.read(keys_U) for table, keys_U in zip(tables.values(), unions, strict=True)]
-        everyone = self.lane.share([part for each in rows for part in (each.weights_UD, *each.state.values())])
+        everyone = self.lane.share(
+            [part for each in rows for part in (each.weights_UD, *each.state.values())]
+        )
         merged = iter([_mean(list(versions)) for versions in zip(*everyone, strict=True)])
         for table, keys_U, each in zip(tables.values(), unions, rows, strict=True):
             weights_UD = next(merged)
@@ -112,11 +126,13 @@ def _mean(versions: list[torch.Tensor]) -> torch.Tensor:
     return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
 
-def rescaled_for_averaging(rule: RowRule, groups: int) -> tuple[RowRule, float]:
-    """Row-wise Adagrad as 2D sparse parallelism runs it, lr / (sqrt(sum / groups) + eps), as a plain rule and a factor of lr.
+def rescaled_for_averaging(rule: RowOptimizer, groups: int) -> tuple[RowOptimizer, float]:
+    """Row-wise Adagrad as 2D sparse parallelism runs it, lr / (sqrt(sum / groups) + eps), as a
+    plain rule and a factor of lr.
 
-    A group's own gradient is noisier than the mean over the groups, so its accumulator grows about `groups` times as fast; dividing
-    it restores the step. It equals lr * sqrt(groups) / (sqrt(sum) + eps * sqrt(groups)). Other rules stay as they are.
+    A group's own gradient is noisier than the mean over the groups, so its accumulator grows about
+    `groups` times as fast; dividing it restores the step. It equals lr * sqrt(groups) / (sqrt(sum)
+    + eps * sqrt(groups)). Other rules stay as they are.
     """
     if not isinstance(rule, RowwiseAdagrad):
         return rule, 1.0

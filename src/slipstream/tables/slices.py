@@ -1,8 +1,10 @@
-"""Virtual slices: which rank owns a key, and where the keys of some slices lie when only those are stored.
+"""Virtual slices: which rank owns a key, and where the keys of some slices lie when only those are
+stored.
 
-Every key belongs to one of 65,536 slices by a fixed mix of its bits; a rank owns a contiguous range of slices. Another number of
-ranks is only another `Placement`. `SliceLayout` numbers the keys of a range of slices without gaps, for about a fifth of a byte per
-key, so that a rank holding a part of a table pays for that part alone.
+Every key belongs to one of 65,536 slices by a fixed mix of its bits; a rank owns a contiguous range
+of slices. Another number of ranks is only another `Placement`. `SliceLayout` numbers the keys of a
+range of slices without gaps, for about a fifth of a byte per key, so that a rank holding a part of
+a table pays for that part alone.
 """
 
 from dataclasses import dataclass
@@ -56,9 +58,11 @@ class Placement:
 
 
 class SliceLayout:
-    """The keys 0 … num_rows - 1 of the slices low … high - 1, numbered without gaps in ascending order.
+    """The keys 0 … num_rows - 1 of the slices low … high - 1, numbered without gaps in ascending
+    order.
 
-    A bit per key marks those that belong, a running count per 64 keys makes a key's number one look-up and one population count.
+    A bit per key marks those that belong, a running count per 64 keys makes a key's number one
+    look-up and one population count.
     """
 
     def __init__(self, num_rows: int, low: int, high: int) -> None:
@@ -81,10 +85,16 @@ class SliceLayout:
         belongs = (words >> bit) & np.uint64(1)
         if not belongs.all():
             stray = int(keys_U[int(belongs.argmin())])
-            raise IndexError(f"key {stray} lies in a slice this rank does not own ({self.low} … {self.high - 1})")
+            raise IndexError(
+                f"key {stray} lies in a slice this rank does not own ({self.low} … {self.high - 1})"
+            )
         below = (np.uint64(1) << bit) - np.uint64(1)
-        return torch.from_numpy(self._before_W[keys >> np.uint64(6)].astype(np.int64) + np.bitwise_count(words & below))
+        return torch.from_numpy(
+            self._before_W[keys >> np.uint64(6)].astype(np.int64) + np.bitwise_count(words & below)
+        )
 
     def keys(self) -> torch.Tensor:
         """All keys that belong, ascending: the inverse of `locate`."""
-        return torch.from_numpy(np.flatnonzero(np.unpackbits(self._bits_W.view(np.uint8), bitorder="little")))
+        return torch.from_numpy(
+            np.flatnonzero(np.unpackbits(self._bits_W.view(np.uint8), bitorder="little"))
+        )

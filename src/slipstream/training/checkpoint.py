@@ -1,9 +1,11 @@
 """Checkpoints: whole or absent, no pickle, and enough in them to go on as if nothing had happened.
 
-`checkpoints/step-00000120/` holds `tensors.safetensors` (dense weights, optimiser state, tables' rows with their state, torch's
-random state) and `state.json` (step, sampler position, early stopping, digests). A directory appears under its name only when it is
-complete, so the newest one is always good. `checkpoints/best-…` is the same thing for the best evaluation so far. Many ranks write
-their rows side by side instead of one file (`sharded_checkpoint.py`); both kinds load on any number of ranks.
+`checkpoints/step-00000120/` holds `tensors.safetensors` (dense weights, optimiser state, tables'
+rows with their state, torch's random state) and `state.json` (step, sampler position, early
+stopping, digests). A directory appears under its name only when it is complete, so the newest one
+is always good. `checkpoints/best-…` is the same thing for the best evaluation so far. Many ranks
+write their rows side by side instead of one file (`sharded_checkpoint.py`); both kinds load on any
+number of ranks.
 """
 
 import contextlib
@@ -21,11 +23,11 @@ from safetensors.torch import save_file
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_directory, read_json
 from slipstream.tables.collection import TableCollection
+from slipstream.tables.embedding_table import EmbeddingTable, write_saved
 from slipstream.tables.slices import Placement
-from slipstream.tables.tier import Tier, write_saved
-from slipstream.training.config import network_digest
 from slipstream.training.optimizers import load_optimizer_tensors, optimizer_tensors
 from slipstream.training.ranks import ALONE, Ranks
+from slipstream.training.recipe import network_digest
 from slipstream.training.recommender import Recommender
 
 if TYPE_CHECKING:
@@ -44,7 +46,11 @@ def checkpoint_path(directory: Path, step: int, kind: str = LAST) -> Path:
 def list_checkpoints(directory: Path, kind: str = LAST) -> list[Path]:
     """Complete checkpoints, oldest first."""
     pattern = re.compile(rf"{kind}-(\d+)")
-    found = [(int(match[1]), path) for path in directory.glob(f"{kind}-*") if (match := pattern.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in directory.glob(f"{kind}-*")
+        if (match := pattern.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found)]
 
 
@@ -66,23 +72,34 @@ def save_checkpoint(
     ranks: Ranks = ALONE,
     beside: Mapping[str, dict[str, torch.Tensor]] | None = None,
 ) -> Path:
-    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure leaves the old ones alone.
+    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure
+    leaves the old ones alone.
 
     `beside` are more files of this rank: their names and tensors.
     """
     recommender.tables.settle()
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
     if optimizer is not None:
-        tensors |= {f"optimizer/{name}": value for name, value in optimizer_tensors(optimizer, recommender.model).items()}
+        tensors |= {
+            f"optimizer/{name}": value
+            for name, value in optimizer_tensors(optimizer, recommender.model).items()
+        }
         tensors["random/torch"] = torch.get_rng_state()
     tensors = {name: value.cpu() for name, value in tensors.items()}
-    scalars = {"format": FORMAT, "step": step, "network": network_digest(recommender.recipe), **state}
+    scalars = {
+        "format": FORMAT,
+        "step": step,
+        "network": network_digest(recommender.recipe),
+        **state,
+    }
     target = checkpoint_path(directory, step, kind)
     with one_directory(target, ranks) as temporary:
         if ranks.world > 1 or recommender.recipe.tables.directory is not None:
             _write_shards(temporary, tensors, recommender.tables, ranks)
         else:
-            tensors |= {f"tables/{name}": value for name, value in recommender.tables.state_dict().items()}
+            tensors |= {
+                f"tables/{name}": value for name, value in recommender.tables.state_dict().items()
+            }
             write_tensors(temporary / TENSORS, tensors)
         for name, more in (beside or {}).items():
             write_tensors(temporary / name, more)
@@ -95,26 +112,38 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """`atomic_directory` for all ranks: rank 0 makes it and gives it its name once everybody's part is in it. Collective."""
+    """`atomic_directory` for all ranks: rank 0 makes it and gives it its name once everybody's part
+    is in it. Collective.
+    """
     with contextlib.ExitStack() as stack:
-        temporary = Path(ranks.first_does(lambda: str(stack.enter_context(atomic_directory(target)))))
+        temporary = Path(
+            ranks.first_does(lambda: str(stack.enter_context(atomic_directory(target))))
+        )
         failure: Exception | None = None
         try:
             yield temporary
         except SlipstreamError as error:
             failure = error
         except OSError as error:
-            failure = SlipstreamError(f"could not write {target}: {error.strerror or error}; nothing was left behind")
+            failure = SlipstreamError(
+                f"could not write {target}: {error.strerror or error}; nothing was left behind"
+            )
         ranks.all_did(failure)
     ranks.first_does(lambda: None)  # nobody goes on before it has its name
 
 
-def _write_shards(directory: Path, dense: dict[str, torch.Tensor], tables: TableCollection, ranks: Ranks) -> None:
-    whole = {name: table for name, table in tables.tables.items() if tables.exchange.replicates(name)}
+def _write_shards(
+    directory: Path, dense: dict[str, torch.Tensor], tables: TableCollection, ranks: Ranks
+) -> None:
+    whole = {
+        name: table for name, table in tables.tables.items() if tables.exchange.replicates(name)
+    }
     for name, table in whole.items():
         dense |= {f"whole/{name}/{key}": value for key, value in table.state_dict().items()}
     sharded = {name: table for name, table in tables.tables.items() if name not in whole}
-    from slipstream.training.sharded_checkpoint import save_sharded  # torch.distributed.checkpoint takes seconds to load
+    from slipstream.training.sharded_checkpoint import (
+        save_sharded,  # torch.distributed.checkpoint takes seconds to load
+    )
 
     save_sharded(directory, dense if ranks.first else {}, sharded, ranks)
 
@@ -131,7 +160,8 @@ def read_tensors(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tenso
     """The tensors whose names begin with one of `prefixes`."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefixes)}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefixes)]
+            return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise SlipstreamError(f"{path} is not a readable checkpoint: {error}") from error
 
@@ -145,18 +175,27 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Weights and rows (with their state) into `recommender`; returns the scalars. A checkpoint of another model is refused."""
+    """Weights and rows (with their state) into `recommender`; returns the scalars. A checkpoint of
+    another model is refused.
+    """
     state = read_state(path)
     if state["network"] != network_digest(recommender.recipe):
-        raise SlipstreamError(f"{path} was written by another model than this recipe describes; use the recipe it was trained with")
+        raise SlipstreamError(
+            f"{path} was written by another model than this recipe describes; use the recipe it "
+            "was trained with"
+        )
     try:
         recommender.model.load_state_dict(_part(read_dense(path, ("model/",)), "model/"))
     except RuntimeError as error:
-        raise SlipstreamError(f"{path} does not fit this model: {str(error).splitlines()[-1].strip()}") from error
+        raise SlipstreamError(
+            f"{path} does not fit this model: {str(error).splitlines()[-1].strip()}"
+        ) from error
     if is_sharded(path):
         _load_shards(path, recommender.tables, ranks)
     elif ranks.shards == 1:
-        recommender.tables.load_state_dict(_part(read_tensors(path / TENSORS, ("tables/",)), "tables/"))
+        recommender.tables.load_state_dict(
+            _part(read_tensors(path / TENSORS, ("tables/",)), "tables/")
+        )
     else:
         for name, table in recommender.tables.tables.items():
             _load_part(path, table, recommender.tables.exchange.replicates(name), ranks)
@@ -165,7 +204,11 @@ def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> 
 
 def read_dense(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """The tensors of either kind of checkpoint whose names begin with one of `prefixes`."""
-    return _sharded(path).dense(prefixes) if is_sharded(path) else read_tensors(path / TENSORS, prefixes)
+    return (
+        _sharded(path).dense(prefixes)
+        if is_sharded(path)
+        else read_tensors(path / TENSORS, prefixes)
+    )
 
 
 def is_sharded(path: Path) -> bool:
@@ -189,7 +232,7 @@ def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
             reader.load_table(table, Placement(ranks.shards).slices(ranks.shard))
 
 
-def _load_part(path: Path, table: Tier, whole: bool, ranks: Ranks) -> None:
+def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> None:
     """One rank's rows out of a checkpoint that one rank wrote."""
     saved = _part(read_tensors(path / TENSORS, (f"tables/{table.name}/",)), f"tables/{table.name}/")
     if whole:
@@ -197,15 +240,33 @@ def _load_part(path: Path, table: Tier, whole: bool, ranks: Ranks) -> None:
         return
     keys_N = saved.get("keys", torch.arange(len(saved.get("weights", ()))))
     owned = (Placement(ranks.shards).owner_of(keys_N) == ranks.shard).nonzero().squeeze(1)
-    saved = {name: value for name, value in saved.items() if name == "weights" or name.startswith("state.")}
-    misfits = {name for name, value in saved.items() if value.dim() == 0 or len(value) != len(keys_N)}
-    if misfits or "weights" not in saved or (table.num_rows is not None and len(keys_N) > table.num_rows):
-        raise SlipstreamError(f"the saved rows of table '{table.name}' do not fit; use the recipe it was trained with")
-    write_saved(table, {"keys": keys_N[owned], **{name: value[owned] for name, value in saved.items()}})
+    saved = {
+        name: value
+        for name, value in saved.items()
+        if name == "weights" or name.startswith("state.")
+    }
+    misfits = {
+        name for name, value in saved.items() if value.dim() == 0 or len(value) != len(keys_N)
+    }
+    if (
+        misfits
+        or "weights" not in saved
+        or (table.num_rows is not None and len(keys_N) > table.num_rows)
+    ):
+        raise SlipstreamError(
+            f"the saved rows of table '{table.name}' do not fit; use the recipe it was trained with"
+        )
+    write_saved(
+        table, {"keys": keys_N[owned], **{name: value[owned] for name, value in saved.items()}}
+    )
 
 
-def load_checkpoint(path: Path, recommender: Recommender, optimizer: torch.optim.AdamW, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Everything back as it was after that step: weights, rows, optimiser, random state; returns the scalars."""
+def load_checkpoint(
+    path: Path, recommender: Recommender, optimizer: torch.optim.AdamW, ranks: Ranks = ALONE
+) -> dict[str, Any]:
+    """Everything back as it was after that step: weights, rows, optimiser, random state; returns
+    the scalars.
+    """
     state = load_weights(path, recommender, ranks)
     tensors = read_dense(path, ("optimizer/", "random/"))
     load_optimizer_tensors(optimizer, recommender.model, _part(tensors, "optimizer/"))
@@ -214,4 +275,8 @@ def load_checkpoint(path: Path, recommender: Recommender, optimizer: torch.optim
 
 
 def _part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,8 +1,10 @@
-"""Evaluation on held-out behaviours: exact, batched, the same for validation during training and for the final test.
+"""Evaluation on held-out behaviours: exact, batched, the same for validation during training and
+for the final test.
 
-Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did before filtered out. SASRec's
-sampled protocol (the target among 100 random items) is there for comparison with older tables only. Ranking scores the actions on
-each held-out behaviour given all that came before it.
+Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did
+before filtered out. SASRec's sampled protocol (the target among 100 random items) is there for
+comparison with older tables only. Ranking scores the actions on each held-out behaviour given all
+that came before it.
 """
 
 import itertools
@@ -17,9 +19,9 @@ from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore
 from slipstream.ops.counter_random import derive_seed, random_integers
 from slipstream.training import metrics
-from slipstream.training.config import Recipe
 from slipstream.training.features import labels_TA
 from slipstream.training.ranks import ALONE, Ranks
+from slipstream.training.recipe import Recipe
 
 Which = Literal["validation", "test"]
 QUERY_TILE = 1024  # queries scored at once against the whole catalogue
@@ -33,8 +35,16 @@ class Recommends(Protocol):
     def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
 
 
-def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, ranks: Ranks = ALONE) -> dict[str, float]:
-    """The metrics of the recipe's task on the held-out behaviours of every user; ranks take turns at the batches."""
+def evaluate(
+    recommender: Recommends,
+    store: SequenceStore,
+    recipe: Recipe,
+    which: Which,
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """The metrics of the recipe's task on the held-out behaviours of every user; ranks take turns
+    at the batches.
+    """
     batches = share_batches(_batches(store, recipe, which), ranks)
     with torch.no_grad():
         if recipe.task == "ranking":
@@ -43,7 +53,9 @@ def evaluate(recommender: Recommends, store: SequenceStore, recipe: Recipe, whic
 
 
 def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[JaggedBatch]:
-    """This rank's batches: one of every `world`, or an empty one where the last round has none: lookups are collective."""
+    """This rank's batches: one of every `world`, or an empty one where the last round has none:
+    lookups are collective.
+    """
     if ranks.world == 1:
         yield from batches
         return
@@ -54,7 +66,9 @@ def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[Jagg
 def without_users(batch: JaggedBatch) -> JaggedBatch:
     """A batch of the same kind with nobody in it."""
     emptied: dict[str, Any] = {
-        each.name: {name: part[:0] for name, part in value.items()} if isinstance(value, dict) else value[:0]
+        each.name: {name: part[:0] for name, part in value.items()}
+        if isinstance(value, dict)
+        else value[:0]
         for each in fields(batch)
         for value in (getattr(batch, each.name),)
     }
@@ -62,16 +76,32 @@ def without_users(batch: JaggedBatch) -> JaggedBatch:
 
 
 def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[JaggedBatch]:
-    return evaluation_batches(store, which, max_len=recipe.sampler.max_len, batch_size=256, task=recipe.task, holdout=recipe.split)
+    return evaluation_batches(
+        store,
+        which,
+        max_len=recipe.sampler.max_len,
+        batch_size=256,
+        task=recipe.task,
+        holdout=recipe.split,
+    )
 
 
-def evaluate_without_request_time(recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which) -> dict[str, float]:
-    """Retrieval figures when the query may not know the moment it is asked at: it looks back from its own last behaviour's time.
+def evaluate_without_request_time(
+    recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which
+) -> dict[str, float]:
+    """Retrieval figures when the query may not know the moment it is asked at: it looks back from
+    its own last behaviour's time.
 
-    Says how much a model with `time_bias: next` owes to the request's time, which models without time never see.
+    Says how much a model with `time_bias: next` owes to the request's time, which models without
+    time never see.
     """
     hidden = (
-        replace(batch, next_timestamps_T=torch.where(batch.supervised_T, batch.timestamps_T, batch.next_timestamps_T))
+        replace(
+            batch,
+            next_timestamps_T=torch.where(
+                batch.supervised_T, batch.timestamps_T, batch.next_timestamps_T
+            ),
+        )
         for batch in _batches(store, recipe, which)
     )
     with torch.no_grad():
@@ -79,7 +109,9 @@ def evaluate_without_request_time(recommender: Recommends, store: SequenceStore,
 
 
 def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each supervised token: its user's row in the store, and how many behaviours of the log the query may know."""
+    """For each supervised token: its user's row in the store, and how many behaviours of the log
+    the query may know.
+    """
     where_S = batch.supervised_T.nonzero().squeeze(1)
     segment_S = torch.searchsorted(batch.offsets_B1, where_S, right=True) - 1
     places_S = where_S - batch.offsets_B1[segment_S] + batch.first_positions_B[segment_S]
@@ -87,7 +119,9 @@ def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor) -> torch.Tensor:
-    """bool [S, N]: the items in the first `known` behaviours of each user's whole log (not only the model's window)."""
+    """bool [S, N]: the items in the first `known` behaviours of each user's whole log (not only the
+    model's window).
+    """
     mask_SN = torch.zeros(users_S.numel(), store.num_items, dtype=torch.bool)
     for row, (user, known) in enumerate(zip(users_S.tolist(), known_S.tolist(), strict=True)):
         start = int(store.offsets_U1[user])
@@ -96,7 +130,10 @@ def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor
 
 
 def evaluate_retrieval(
-    recommender: Recommends, batches: Iterator[JaggedBatch], store: SequenceStore, ranks: Ranks = ALONE
+    recommender: Recommends,
+    batches: Iterator[JaggedBatch],
+    store: SequenceStore,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """HR, NDCG and MRR over the full catalogue, seen items filtered."""
     gathered = metrics.RankingMetrics()
@@ -107,22 +144,34 @@ def evaluate_retrieval(
         users_S, known_S = supervised_places(batch)
         for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
             scores_SN = queries_SD[tile] @ catalogue_ND.T
-            gathered.add(*metrics.target_places(scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])))
+            gathered.add(
+                *metrics.target_places(
+                    scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])
+                )
+            )
     gathered.take_over(ranks.sum(gathered.sums()))
     return {**gathered.result(), "users": float(gathered.count)}
 
 
-def sampled_negatives(store: SequenceStore, user: int, held_out: int, *, seed: int, count: int = 100) -> torch.Tensor:
-    """SASRec's negatives: uniform over the catalogue, only the user's *training* items excluded (the target may be drawn again)."""
+def sampled_negatives(
+    store: SequenceStore, user: int, held_out: int, *, seed: int, count: int = 100
+) -> torch.Tensor:
+    """SASRec's negatives: uniform over the catalogue, only the user's *training* items excluded
+    (the target may be drawn again).
+    """
     start, end = int(store.offsets_U1[user]), int(store.offsets_U1[user + 1]) - held_out
     trained = torch.zeros(store.num_items, dtype=torch.bool)
     trained[torch.from_numpy(store.items_N[start:end].copy())] = True
     if bool(trained.all()):
-        raise ValueError(f"user row {user} has every item in training: there is no negative to draw")
+        raise ValueError(
+            f"user row {user} has every item in training: there is no negative to draw"
+        )
     kept = torch.empty(0, dtype=torch.int64)
     attempt = 0
     while kept.numel() < count:
-        drawn = random_integers(derive_seed(seed, attempt), torch.tensor([user]), 4 * count, store.num_items).flatten()
+        drawn = random_integers(
+            derive_seed(seed, attempt), torch.tensor([user]), 4 * count, store.num_items
+        ).flatten()
         kept = torch.cat([kept, drawn[~trained[drawn]]])
         attempt += 1
     return kept[:count]
@@ -131,18 +180,30 @@ def sampled_negatives(store: SequenceStore, user: int, held_out: int, *, seed: i
 def evaluate_sampled(
     recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, seed: int = 0
 ) -> dict[str, float]:
-    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables: it flatters weak models."""
+    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables:
+    it flatters weak models.
+    """
     gathered = metrics.RankingMetrics(ks=(1, 5, 10))
     held_out = recipe.split.validation + recipe.split.test
     with torch.no_grad():
         catalogue_ND = recommender.catalogue_ND()
         for batch in _batches(store, recipe, which):
             users_S, _ = supervised_places(batch)
-            negatives_SC = torch.stack([sampled_negatives(store, user, held_out, seed=seed) for user in users_S.tolist()])
-            candidates_SC = torch.cat([batch.next_items_T[batch.supervised_T].unsqueeze(1), negatives_SC], dim=1)
-            scores_SC = (catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)).squeeze(2)
+            negatives_SC = torch.stack(
+                [sampled_negatives(store, user, held_out, seed=seed) for user in users_S.tolist()]
+            )
+            candidates_SC = torch.cat(
+                [batch.next_items_T[batch.supervised_T].unsqueeze(1), negatives_SC], dim=1
+            )
+            scores_SC = (
+                catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)
+            ).squeeze(2)
             target_S = torch.zeros(len(users_S), dtype=torch.int64)
-            gathered.add(*metrics.target_places(scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)))
+            gathered.add(
+                *metrics.target_places(
+                    scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)
+                )
+            )
     return {**gathered.result(), "users": float(gathered.count)}
 
 
@@ -165,7 +226,13 @@ def evaluate_ranking(
         result[f"GAUC/{task}"] = metrics.grouped_area_under_curve(scores_S, truth_S, users_S)
         result[f"NE/{task}"] = metrics.normalised_entropy(scores_S, truth_S)
     for kind in ("AUC", "GAUC", "NE"):
-        known = [value for name, value in result.items() if name.startswith(f"{kind}/") and value == value]
+        known = [
+            value
+            for name, value in result.items()
+            if name.startswith(f"{kind}/") and value == value
+        ]
         result[kind] = sum(known) / len(known) if known else float("nan")
-    defined = {name: value for name, value in result.items() if value == value}  # a figure with one class only is left out
+    defined = {
+        name: value for name, value in result.items() if value == value
+    }  # a figure with one class only is left out
     return {**defined, "behaviours": float(users_S.numel())}

@@ -7,16 +7,20 @@ import torch
 
 from slipstream.bundle import Bundle, write_bundle
 from slipstream.data.store import ITEMS, SequenceStore
-from slipstream.training.config import Recipe
 from slipstream.training.features import Features
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
 
-def export_recommender(recommender: Recommender, store: SequenceStore, out: str | os.PathLike[str], **figures: object) -> str:
+def export_recommender(
+    recommender: Recommender, store: SequenceStore, out: str | os.PathLike[str], **figures: object
+) -> str:
     """Write a recommender as a bundle; returns the bundle's version."""
     features = recommender.features
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
-    tensors |= {f"tables/{name}": table.all_rows() for name, table in recommender.tables.tables.items()}
+    tensors |= {
+        f"tables/{name}": table.all_rows() for name, table in recommender.tables.tables.items()
+    }
     tensors |= {f"codes/{name}": codes for name, codes in features.item_codes.items()}
     sizes = {
         "num_items": features.num_items,
@@ -30,7 +34,12 @@ def export_recommender(recommender: Recommender, store: SequenceStore, out: str 
 def load_recommender(bundle: Bundle) -> Recommender:
     """The recommender of a bundle, ready to answer."""
     sizes = bundle.description["sizes"]
-    features = Features(sizes["num_items"], bundle.part("codes"), sizes["item_cardinalities"], sizes["user_cardinalities"])
+    features = Features(
+        sizes["num_items"],
+        bundle.part("codes"),
+        sizes["item_cardinalities"],
+        sizes["user_cardinalities"],
+    )
     recommender = Recommender(Recipe.model_validate(bundle.description["recipe"]), features)
     recommender.model.load_state_dict(bundle.part("model"))
     with torch.no_grad():

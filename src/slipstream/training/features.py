@@ -1,7 +1,9 @@
-"""What a batch means to the tables: which key of which table each behaviour, user and catalogue item stands for.
+"""What a batch means to the tables: which key of which table each behaviour, user and catalogue
+item stands for.
 
-Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` carries all a model must know of
-the data it was built for (sizes, codes of item features), so it can be made from a store or from an exported bundle.
+Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features`
+carries all a model must know of the data it was built for (sizes, codes of item features), so it
+can be made from a store or from an exported bundle.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +14,7 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError, did_you_mean
-from slipstream.training.config import Recipe
+from slipstream.training.recipe import Recipe
 
 ITEM = "item"
 
@@ -22,21 +24,31 @@ class Features:
     """Sizes of the tables and codes of the items' categorical columns."""
 
     num_items: int
-    item_codes: dict[str, torch.Tensor] = field(default_factory=dict)  # feature -> int64 [num_items]
+    item_codes: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # feature -> int64 [num_items]
     item_cardinalities: dict[str, int] = field(default_factory=dict)
     user_cardinalities: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_store(cls, recipe: Recipe, store: SequenceStore) -> "Features":
-        """The features a recipe names, looked up in a store; a name the store does not have is the user's error."""
+        """The features a recipe names, looked up in a store; a name the store does not have is the
+        user's error.
+        """
         _require("item feature", recipe.item_features, store.item_features)
         _require("user feature", recipe.user_features, store.user_features)
         _require("action column", [task.column for task in recipe.tasks.values()], store.actions)
         if store.num_items < 2:
-            raise SlipstreamError(f"training needs at least two different items, but {store.directory} holds {store.num_items}")
+            raise SlipstreamError(
+                f"training needs at least two different items, but {store.directory} holds "
+                f"{store.num_items}"
+            )
         return cls(
             store.num_items,
-            {name: torch.tensor(store.item_features[name].codes_V, dtype=torch.int64) for name in recipe.item_features},
+            {
+                name: torch.tensor(store.item_features[name].codes_V, dtype=torch.int64)
+                for name in recipe.item_features
+            },
             {name: store.item_features[name].cardinality for name in recipe.item_features},
             {name: store.user_features[name].cardinality for name in recipe.user_features},
         )
@@ -44,14 +56,23 @@ class Features:
     def table_sizes(self) -> dict[str, int]:
         """Rows of each table, by the table's name."""
         sizes = {ITEM: self.num_items}
-        sizes |= {f"item.{name}": cardinality for name, cardinality in self.item_cardinalities.items()}
-        return sizes | {f"user.{name}": cardinality for name, cardinality in self.user_cardinalities.items()}
+        sizes |= {
+            f"item.{name}": cardinality for name, cardinality in self.item_cardinalities.items()
+        }
+        return sizes | {
+            f"user.{name}": cardinality for name, cardinality in self.user_cardinalities.items()
+        }
 
     def input_keys(self, batch: JaggedBatch) -> dict[str, torch.Tensor]:
         """The key each behaviour (or user) of the batch reads from each table."""
         keys = {ITEM: batch.items_T}
-        keys |= {f"item.{name}": codes_N[batch.items_T] for name, codes_N in self.item_codes.items()}
-        return keys | {f"user.{name}": batch.user_features[name].to(torch.int64) for name in self.user_cardinalities}
+        keys |= {
+            f"item.{name}": codes_N[batch.items_T] for name, codes_N in self.item_codes.items()
+        }
+        return keys | {
+            f"user.{name}": batch.user_features[name].to(torch.int64)
+            for name in self.user_cardinalities
+        }
 
 
 def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""The sampler as the loop of a scheduled run sees it: batches are made ahead, the position is that of the steps done."""
+"""The sampler as the loop of a scheduled run sees it: batches are made ahead, the position is that
+of the steps done.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,9 @@ class Position:
 
 
 class HandedOut(TrainingSampler):
-    """A sampler that runs ahead in the loader lane and stands, for everybody else, at the last batch a finished step used."""
+    """A sampler that runs ahead in the loader lane and stands, for everybody else, at the last
+    batch a finished step used.
+    """
 
     def __init__(self, sampler: TrainingSampler) -> None:
         self._sampler = sampler

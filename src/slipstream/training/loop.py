@@ -1,7 +1,8 @@
-"""The plain synchronous loop: gather, forward, backward, apply, step. Every other schedule is held against it.
+"""The plain synchronous loop: gather, forward, backward, apply, step. Every other schedule is held
+against it.
 
-`train_step` is the oracle; `run_loop` adds only what must happen between steps: evaluation at the end of an epoch, early stopping,
-checkpoints, and a clean end when asked to stop.
+`train_step` is the oracle; `run_loop` adds only what must happen between steps: evaluation at the
+end of an epoch, early stopping, checkpoints, and a clean end when asked to stop.
 """
 
 import contextlib
@@ -16,16 +17,23 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError, did_you_mean
-from slipstream.training.config import Recipe
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
 
 def train_step(
-    recommender: Recommender, optimizer: torch.optim.AdamW, batch: JaggedBatch, step: int, total_steps: int, ranks: Ranks = ALONE
+    recommender: Recommender,
+    optimizer: torch.optim.AdamW,
+    batch: JaggedBatch,
+    step: int,
+    total_steps: int,
+    ranks: Ranks = ALONE,
 ) -> tuple[float, int]:
-    """One step (counted from 0), in place: this rank's summed loss before it, and the supervised tokens of all ranks."""
+    """One step (counted from 0), in place: this rank's summed loss before it, and the supervised
+    tokens of all ranks.
+    """
     recipe = recommender.recipe
     factor = schedule_factor(recipe.optimizer, step, total_steps)
     gathered = recommender.gather(batch, step)
@@ -34,7 +42,9 @@ def train_step(
     (loss / max(count, 1)).backward()
     recommender.apply(gathered, recipe.tables.lr * factor)
     ranks.sum_gradients_(recommender.model)
-    step_dense(optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm)
+    step_dense(
+        optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm
+    )
     return float(loss.detach()), count
 
 
@@ -120,7 +130,9 @@ class Hooks:
 
 
 def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
-    """Steps a run takes when nothing stops it early (an estimate where batches are cut by token budget)."""
+    """Steps a run takes when nothing stops it early (an estimate where batches are cut by token
+    budget).
+    """
     by_epochs = recipe.train.epochs * steps_per_epoch
     return by_epochs if recipe.train.max_steps is None else min(by_epochs, recipe.train.max_steps)
 
@@ -134,9 +146,11 @@ def run_loop(
     ranks: Ranks = ALONE,
     doing: Steps | None = None,
 ) -> str:
-    """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`. Every way out has saved.
+    """Train from where `progress` stands; returns `finished`, `stopped early` or `interrupted`.
+    Every way out has saved.
 
-    All ranks decide alike: each step ends with one sum of what they saw, so that a stop asked of one rank stops all after it.
+    All ranks decide alike: each step ends with one sum of what they saw, so that a stop asked of
+    one rank stops all after it.
     """
     recipe = recommender.recipe
     steps = total_steps(recipe, sampler.steps_per_epoch)
@@ -158,7 +172,14 @@ def run_loop(
         hooks.on_step(progress, done.batch)
         if progress.step % recipe.train.log_every == 0:
             lr = recipe.optimizer.lr * schedule_factor(recipe.optimizer, progress.step - 1, steps)
-            hooks.on_log(progress, {"loss": progress.loss_sum / max(progress.loss_count, 1), "lr": lr, **doing.figures()})
+            hooks.on_log(
+                progress,
+                {
+                    "loss": progress.loss_sum / max(progress.loss_count, 1),
+                    "lr": lr,
+                    **doing.figures(),
+                },
+            )
             progress.loss_sum, progress.loss_count = 0.0, 0
         last, evaluated = _done(recipe, progress), False
         if hooks.evaluate is not None and _evaluation_is_due(recipe, progress, epoch_ended, last):
@@ -176,7 +197,9 @@ def run_loop(
 
 
 def agree(ranks: Ranks, step: int, loss: float, stop: bool) -> tuple[float, bool]:
-    """The loss of all ranks, and whether any of them was asked to stop. Ranks that stand at different steps are a bug of ours."""
+    """The loss of all ranks, and whether any of them was asked to stop. Ranks that stand at
+    different steps are a bug of ours.
+    """
     total, stopping, steps = ranks.sum([loss, float(stop), float(step)])
     if steps != ranks.world * step:
         raise RuntimeError(f"rank {ranks.rank} stands at step {step}, but not all ranks do")
@@ -216,17 +239,27 @@ def _judge(recipe: Recipe, progress: Progress, metrics: dict[str, float]) -> boo
     if progress.best_value is not None and not value > progress.best_value:
         progress.worse_evaluations += 1
         return False
-    progress.best_value, progress.best_step, progress.best_metrics, progress.worse_evaluations = value, progress.step, metrics, 0
+    progress.best_value, progress.best_step, progress.best_metrics, progress.worse_evaluations = (
+        value,
+        progress.step,
+        metrics,
+        0,
+    )
     return True
 
 
 def figure_of_merit(recipe: Recipe, metrics: dict[str, float]) -> float:
-    """The one number early stopping maximises: the recipe's metric, or HR@10+NDCG@10, or the sum of the ranking tasks' AUCs."""
+    """The one number early stopping maximises: the recipe's metric, or HR@10+NDCG@10, or the sum of
+    the ranking tasks' AUCs.
+    """
     if recipe.train.metric is None and recipe.task == "ranking":
         names = [name for name in metrics if "AUC" in name and "GAUC" not in name] or ["AUC"]
     else:
         names = [name.strip() for name in (recipe.train.metric or "HR@10+NDCG@10").split("+")]
     for name in names:
         if name not in metrics:
-            raise SlipstreamError(f"evaluation gives no figure '{name}' to choose the best epoch by{did_you_mean(name, metrics)}")
+            raise SlipstreamError(
+                f"evaluation gives no figure '{name}' to choose the best epoch "
+                f"by{did_you_mean(name, metrics)}"
+            )
     return sum(metrics[name] for name in names)

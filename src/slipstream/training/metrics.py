@@ -1,7 +1,9 @@
-"""Metrics as exact expectations: ties are shared out evenly instead of being won or lost by accident.
+"""Metrics as exact expectations: ties are shared out evenly instead of being won or lost by
+accident.
 
-Ranking metrics of one query depend only on how many items score above the target and how many tie with it. With t ties the target
-stands at each of the t + 1 places with equal chance, so every metric is an average over those places.
+Ranking metrics of one query depend only on how many items score above the target and how many tie
+with it. With t ties the target stands at each of the t + 1 places with equal chance, so every
+metric is an average over those places.
 """
 
 import math
@@ -11,13 +13,18 @@ import torch
 KS = (1, 5, 10, 50, 200)
 
 
-def target_places(scores_SN: torch.Tensor, targets_S: torch.Tensor, excluded_SN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def target_places(
+    scores_SN: torch.Tensor, targets_S: torch.Tensor, excluded_SN: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """How many allowed items score above each target, and how many tie with it (int64 [S] each).
 
-    `excluded_SN` marks items a query may not be answered with (seen ones); the target itself always counts.
+    `excluded_SN` marks items a query may not be answered with (seen ones); the target itself always
+    counts.
     """
     if not torch.isfinite(scores_SN).all():
-        raise ValueError("scores hold NaN or infinity: the model has diverged, lower the learning rate")
+        raise ValueError(
+            "scores hold NaN or infinity: the model has diverged, lower the learning rate"
+        )
     target_S1 = scores_SN.gather(1, targets_S.unsqueeze(1))
     allowed_SN = ~excluded_SN
     allowed_SN.scatter_(1, targets_S.unsqueeze(1), False)
@@ -26,7 +33,9 @@ def target_places(scores_SN: torch.Tensor, targets_S: torch.Tensor, excluded_SN:
     return above_S, tied_S
 
 
-def _mean_gain(gain_by_place: torch.Tensor, above_S: torch.Tensor, tied_S: torch.Tensor, k: int) -> torch.Tensor:
+def _mean_gain(
+    gain_by_place: torch.Tensor, above_S: torch.Tensor, tied_S: torch.Tensor, k: int
+) -> torch.Tensor:
     """Average of `gain_by_place[: k]` over the places above … above + tied, for each query."""
     total_K1 = torch.cat([torch.zeros(1, dtype=torch.float64), gain_by_place[:k].cumsum(0)])
     last_S = (above_S + tied_S + 1).clamp(max=k)
@@ -39,7 +48,11 @@ class RankingMetrics:
     def __init__(self, ks: tuple[int, ...] = KS) -> None:
         self.ks = ks
         places = torch.arange(1, max(ks) + 1, dtype=torch.float64)
-        self._gains = {"HR": torch.ones_like(places), "NDCG": 1 / torch.log2(places + 1), "MRR": 1 / places}
+        self._gains = {
+            "HR": torch.ones_like(places),
+            "NDCG": 1 / torch.log2(places + 1),
+            "MRR": 1 / places,
+        }
         self._sums = {f"{name}@{k}": 0.0 for name in self._gains for k in ks}
         self.count = 0
 
@@ -74,12 +87,18 @@ def area_under_curve(scores_S: torch.Tensor, labels_S: torch.Tensor) -> float:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def grouped_area_under_curve(scores_S: torch.Tensor, labels_S: torch.Tensor, users_S: torch.Tensor) -> float:
-    """GAUC: each user's own AUC weighted by that user's impressions; users with one class only say nothing."""
+def grouped_area_under_curve(
+    scores_S: torch.Tensor, labels_S: torch.Tensor, users_S: torch.Tensor
+) -> float:
+    """GAUC: each user's own AUC weighted by that user's impressions; users with one class only say
+    nothing.
+    """
     order_S = users_S.argsort(stable=True)
     sizes = users_S[order_S].unique_consecutive(return_counts=True)[1].tolist()
     weighted, weight = 0.0, 0
-    for scores, labels in zip(scores_S[order_S].split(sizes), labels_S[order_S].split(sizes), strict=True):
+    for scores, labels in zip(
+        scores_S[order_S].split(sizes), labels_S[order_S].split(sizes), strict=True
+    ):
         auc = area_under_curve(scores, labels)
         if not math.isnan(auc):
             weighted += auc * scores.numel()
@@ -88,7 +107,9 @@ def grouped_area_under_curve(scores_S: torch.Tensor, labels_S: torch.Tensor, use
 
 
 def normalised_entropy(probabilities_S: torch.Tensor, labels_S: torch.Tensor) -> float:
-    """NE: log-loss divided by the entropy of always predicting the base rate (below 1 is better than knowing nothing)."""
+    """NE: log-loss divided by the entropy of always predicting the base rate (below 1 is better
+    than knowing nothing).
+    """
     base = float(labels_S.double().mean()) if labels_S.numel() else 0.0
     if base in (0.0, 1.0):
         return math.nan

@@ -1,9 +1,12 @@
-"""Negatives fetched in segments: memory for two segments of rows, whatever tokens x negatives may be. Exact.
+"""Negatives fetched in segments: memory for two segments of rows, whatever tokens x negatives may
+be. Exact.
 
-Forward: the groups of a step are cut into segments; the distinct rows of a segment come from wherever they live (this rank's
-memory, a disk, their owners among the ranks), the next segment on its way while one is scored. What stays is a softmax weight per
-(token, negative). Update: a row's gradient is the weighted sum of the tokens it was scored with, so it is added up chunk of keys
-after chunk of keys, sent to the owners, and moves those rows at once; a matrix of all rows' gradients never exists either.
+Forward: the groups of a step are cut into segments; the distinct rows of a segment come from
+wherever they live (this rank's memory, a disk, their owners among the ranks), the next segment on
+its way while one is scored. What stays is a softmax weight per (token, negative). Update: a row's
+gradient is the weighted sum of the tokens it was scored with, so it is added up chunk of keys after
+chunk of keys, sent to the owners, and moves those rows at once; a matrix of all rows' gradients
+never exists either.
 """
 
 from collections.abc import Iterator
@@ -16,33 +19,38 @@ import torch.nn.functional as F
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.grouped_losses import GroupedQuestion, pieces
+from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, pieces
 from slipstream.ops.rows import unique_keys
 from slipstream.ops.token_groups import Groups, Scored, weight_places
 from slipstream.tables.collection import TableCollection, add
+from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Exchange, Gradients, Lookup
-from slipstream.tables.memory import MemoryTable
+from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.replicas import AveragedWeights, Replicas
-from slipstream.tables.tier import Tier
 from slipstream.tables.transport import half_rounded
 
 _BUCKETS_PER_CHUNK = 16  # neighbouring keys one thread adds up at a time
 
 
-def refuse(table: Tier, replicas: Replicas | None) -> None:
+def refuse(table: EmbeddingTable, replicas: Replicas | None) -> None:
     """Raise where moving a table chunk after chunk would not be one step of it."""
     if table.rule.moves_untouched_rows:
         raise SlipstreamError(
-            f"loss.fetch=segmented moves rows in chunks, but tables.rule={table.rule.name} moves every row at every step; "
+            f"loss.fetch=segmented moves rows in chunks, but tables.rule={table.rule.name} moves "
+            "every row at every step; "
             "use tables.rule=rowwise_adam or rowwise_adagrad, or loss.fetch=whole"
         )
     if table.forgets:
         raise SlipstreamError(
-            f"loss.fetch=segmented moves rows in chunks, but table '{table.name}' may forget rows in between (tables.admit_after, "
+            f"loss.fetch=segmented moves rows in chunks, but table '{table.name}' may forget rows "
+            "in between (tables.admit_after, "
             "tables.max_rows); keep every row, or use loss.fetch=whole"
         )
     if isinstance(replicas, AveragedWeights):
-        raise SlipstreamError("loss.fetch=segmented needs tables.replicas=exact: averaged replicas count every update as a step")
+        raise SlipstreamError(
+            "loss.fetch=segmented needs tables.replicas=exact: averaged replicas count every "
+            "update as a step"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,31 +69,53 @@ class FetchConfig:
     segment_bytes: int
     normalize: bool = True
     half: bool = False
-    ahead: bool | None = None  # fetch the next segment in a thread; None: where rows are waited for (other ranks, a disk)
+    ahead: bool | None = (
+        # fetch the next segment in a thread; None: where rows are waited for (other ranks, a disk)
+        None
+    )
 
 
 class SegmentedFetch:
-    """Rows of one table for negatives, segment after segment. With several ranks it is collective to build, and to use."""
+    """Rows of one table for negatives, segment after segment. With several ranks it is collective
+    to build, and to use.
+    """
 
-    def __init__(self, tables: TableCollection, name: str, config: FetchConfig, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        tables: TableCollection,
+        name: str,
+        config: FetchConfig,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.tables, self.name, self.config = tables, name, config
         self.table = tables[name]
         refuse(self.table, tables.replicas)
         half_lists = {name: frozenset([0])} if config.half else None
         only = {name: self.table}
-        self.exchange = Exchange(only, group, transport=tables.exchange.transport.kind, half_lists=half_lists)
+        self.exchange = Exchange(
+            only, group, transport=tables.exchange.transport.kind, half_lists=half_lists
+        )
         waits = self.exchange.lane is not None or not isinstance(self.table, MemoryTable)
         self.ahead = waits if config.ahead is None else config.ahead
         row_bytes = self.table.dim * (2 if config.half else self.table.dtype.itemsize)
         self.rows_per_segment = max(1, config.segment_bytes // row_bytes)
 
     def cut(self, groups: Groups, per_set: int) -> list[tuple[int, int]]:
-        """Ranges of groups whose negatives, were they all different, fill one buffer (a range has at least one group)."""
+        """Ranges of groups whose negatives, were they all different, fill one buffer (a range has
+        at least one group).
+        """
         if self.table.num_rows is not None and self.table.num_rows <= self.rows_per_segment:
             return [(0, groups.count)] if groups.count else []
         sets, ranges, first = max(1, self.rows_per_segment // per_set), [], 0
         while first < groups.count:
-            full = int(torch.searchsorted(groups.set_offsets_G1, groups.set_offsets_G1[first] + sets, right=True)) - 1
+            full = (
+                int(
+                    torch.searchsorted(
+                        groups.set_offsets_G1, groups.set_offsets_G1[first] + sets, right=True
+                    )
+                )
+                - 1
+            )
             ranges.append((first, max(first + 1, min(full, groups.count))))
             first = ranges[-1][1]
         return ranges
@@ -97,7 +127,9 @@ class SegmentedFetch:
         return self.exchange.lane.gather_counts(torch.tensor(counts)).amax(0).tolist()
 
     def segments(self, keys: list[torch.Tensor]) -> Iterator[Segment]:
-        """The segments of these key matrices; while one is in use only the next is fetched. Collective: as many on every rank."""
+        """The segments of these key matrices; while one is in use only the next is fetched.
+        Collective: as many on every rank.
+        """
         if not self.ahead:
             yield from map(self._fetch, keys)
             return
@@ -106,7 +138,9 @@ class SegmentedFetch:
             for place in range(len(keys)):
                 assert coming is not None
                 now = coming.result()
-                coming = thread.submit(self._fetch, keys[place + 1]) if place + 1 < len(keys) else None
+                coming = (
+                    thread.submit(self._fetch, keys[place + 1]) if place + 1 < len(keys) else None
+                )
                 yield now
                 del now
 
@@ -122,19 +156,25 @@ class SegmentedFetch:
         lookup = self.exchange.answer(route, owned)[self.name]
         rows_UD = lookup.rows_UD.detach()
         return Segment(
-            lookup.unique_U, half_rounded(rows_UD).to(torch.float16) if self.config.half else rows_UD, lookup.inverses[0]
+            lookup.unique_U,
+            half_rounded(rows_UD).to(torch.float16) if self.config.half else rows_UD,
+            lookup.inverses[0],
         )
 
 
 @dataclass
 class SegmentedStep:
-    """The negatives of one step: scored in segments by `loss`, and after backward turned into updates by `update`."""
+    """The negatives of one step: scored in segments by `loss`, and after backward turned into
+    updates by `update`.
+    """
 
     fetch: SegmentedFetch
     keys_XR: torch.Tensor
     groups: Groups
     scored: Scored | None = None
-    source_SD: torch.Tensor | None = field(default=None, repr=False)  # hidden states times the gradient of their loss
+    source_SD: torch.Tensor | None = field(
+        default=None, repr=False
+    )  # hidden states times the gradient of their loss
 
     def loss(
         self,
@@ -145,8 +185,12 @@ class SegmentedStep:
         target_log_q_S: torch.Tensor | None,
         log_q_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The softmax loss of each token; gradients reach hidden_SD and targets_SD, the negatives' stay here."""
-        return _SegmentedSoftmax.apply(hidden_SD, targets_SD, self, target_keys_S, temperature, target_log_q_S, log_q_N)
+        """The softmax loss of each token; gradients reach hidden_SD and targets_SD, the negatives'
+        stay here.
+        """
+        return _SegmentedSoftmax.apply(
+            hidden_SD, targets_SD, self, target_keys_S, temperature, target_log_q_S, log_q_N
+        )
 
     def score(
         self,
@@ -165,7 +209,9 @@ class SegmentedStep:
         loss_S, target_weights_S = hidden_SD.new_empty(2, len(hidden_SD)).unbind()
         unit_SD = torch.empty_like(hidden_SD, memory_format=torch.contiguous_format)
         ranges = self.fetch.cut(groups, per_set)
-        set_ranges = [tuple(groups.set_offsets_G1[[first, last]].tolist()) for first, last in ranges]
+        set_ranges = [
+            tuple(groups.set_offsets_G1[[first, last]].tolist()) for first, last in ranges
+        ]
         keys = [self.keys_XR[begin:end] for begin, end in set_ranges]
         keys += [self.keys_XR[:0]] * (self.fetch.most([len(keys)])[0] - len(keys))
         place = -1  # counted by hand: enumerate would hold on to the segment before
@@ -175,7 +221,7 @@ class SegmentedStep:
                 continue
             first, last = ranges[place]
             tokens = slice(*groups.offsets_G1[[first, last]].tolist())
-            question = GroupedQuestion(
+            question = GroupedSoftmaxInputs(
                 hidden_SD[tokens],
                 targets_SD[tokens],
                 _places_of(target_keys_S[tokens], segment.keys_U),
@@ -186,14 +232,18 @@ class SegmentedStep:
                 None if target_log_q_S is None else target_log_q_S[tokens],
                 None if log_q_N is None else log_q_N[keys[place]],
             )
-            loss_S[tokens], part = serve.score(question, block=block, weights=weights[places_G1[first] : places_G1[last]])
+            loss_S[tokens], part = serve.score(
+                question, block=block, weights=weights[places_G1[first] : places_G1[last]]
+            )
             target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
             del segment, question, part
         self.scored = Scored(groups, per_set, block, places_G1, weights, target_weights_S, unit_SD)
         return loss_S
 
     def update(self, collected: Gradients, lr: float) -> None:
-        """Move every row of the step: `collected` holds the gradients of the ordinary lookups, at their owners. Collective."""
+        """Move every row of the step: `collected` holds the gradients of the ordinary lookups, at
+        their owners. Collective.
+        """
         tables, name = self.fetch.tables, self.fetch.name
         if len(collected) > 1:
             tables.update({other: part for other, part in collected.items() if other != name}, lr)
@@ -210,12 +260,21 @@ class SegmentedStep:
         self.scored = self.source_SD = None
 
     def _chunks(self, chunks: int, below: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Chunk after chunk of neighbouring keys: this rank's keys and the gradients of what they were compared as."""
+        """Chunk after chunk of neighbouring keys: this rank's keys and the gradients of what they
+        were compared as.
+        """
         if self.scored is None or self.source_SD is None or self.keys_XR.numel() == 0:
             width, dtype = self.fetch.table.dim, self.fetch.table.dtype
-            yield from ((torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=dtype)) for _ in range(chunks))
+            yield from (
+                (torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=dtype))
+                for _ in range(chunks)
+            )
             return
-        serve, source_SD, keys_E = pieces(self.source_SD), self.source_SD.contiguous(), self.keys_XR.contiguous().view(-1)
+        serve, source_SD, keys_E = (
+            pieces(self.source_SD),
+            self.source_SD.contiguous(),
+            self.keys_XR.contiguous().view(-1),
+        )
         order_E, starts = serve.deal(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
         group_of_set_X = self.groups.of_sets().to(torch.int32)
         for chunk in range(chunks):
@@ -223,11 +282,23 @@ class SegmentedStep:
             mine_E = keys_E[order_E[starts[buckets[0]] : starts[buckets[1]]].to(torch.int64)]
             keys_U, place_E = unique_keys(mine_E)
             grads_UD = source_SD.new_zeros(keys_U.numel(), source_SD.shape[1])
-            serve.add_dealt(grads_UD, source_SD, self.scored, group_of_set_X, order_E, starts, buckets, place_E, by_position=True)
+            serve.add_dealt(
+                grads_UD,
+                source_SD,
+                self.scored,
+                group_of_set_X,
+                order_E,
+                starts,
+                buckets,
+                place_E,
+                by_position=True,
+            )
             yield keys_U, grads_UD
 
     def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys this rank owns and their gradients, summed over the ranks, through the comparison down to the rows."""
+        """The keys this rank owns and their gradients, summed over the ranks, through the
+        comparison down to the rows.
+        """
         exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
         keys_U, grads_UD = mine
         if exchange.lane is None:
@@ -235,14 +306,18 @@ class SegmentedStep:
         else:
             sent = Lookup(keys_U, grads_UD.detach().requires_grad_(), [])
             sent.rows_UD.grad = grads_UD
-            owned_O, grads_OD = exchange.collect(exchange.route({name: [keys_U]}), {name: sent})[name]
+            owned_O, grads_OD = exchange.collect(exchange.route({name: [keys_U]}), {name: sent})[
+                name
+            ]
         rows_OD = table.gather(owned_O)
         if self.fetch.config.half:
             rows_OD = half_rounded(rows_OD)
         return owned_O, _through_comparison(rows_OD, grads_OD, self.fetch.config.normalize)
 
 
-def _through_comparison(rows_OD: torch.Tensor, grads_OD: torch.Tensor, normalize: bool) -> torch.Tensor:
+def _through_comparison(
+    rows_OD: torch.Tensor, grads_OD: torch.Tensor, normalize: bool
+) -> torch.Tensor:
     """The gradient of the rows from that of their directions."""
     if not normalize or rows_OD.numel() == 0:
         return grads_OD
@@ -273,7 +348,9 @@ class _SegmentedSoftmax(torch.autograd.Function):
         target_log_q_S: torch.Tensor | None,
         log_q_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        loss_S = step.score(hidden_SD, targets_SD, target_keys_S, temperature, target_log_q_S, log_q_N)
+        loss_S = step.score(
+            hidden_SD, targets_SD, target_keys_S, temperature, target_log_q_S, log_q_N
+        )
         ctx.save_for_backward(hidden_SD)
         ctx.step = step  # type: ignore[attr-defined]
         return loss_S

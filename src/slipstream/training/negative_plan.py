@@ -1,8 +1,10 @@
-"""Who competes with which negatives in one step: the names they are drawn by, and the groups that share them.
+"""Who competes with which negatives in one step: the names they are drawn by, and the groups that
+share them.
 
-Sharing (`loss.share` = k): the tokens of a sequence, or of the whole batch, are put in an order that hangs on (seed, step, token
-names) and cut into groups of k (the last group of a segment may be smaller). Within a sequence this depends on nothing but the
-sequence, so any cut of a batch into whole sequences leaves the objective alone; over the batch it depends on the company.
+Sharing (`loss.share` = k): the tokens of a sequence, or of the whole batch, are put in an order
+that hangs on (seed, step, token names) and cut into groups of k (the last group of a segment may be
+smaller). Within a sequence this depends on nothing but the sequence, so any cut of a batch into
+whole sequences leaves the objective alone; over the batch it depends on the company.
 """
 
 from dataclasses import dataclass
@@ -12,9 +14,9 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.ops.counter_random import derive_seed, random_bits
 from slipstream.ops.token_groups import Groups
-from slipstream.training.config import LossConfig
-from slipstream.training.losses import RETRIEVAL_LOSSES
 from slipstream.training.negatives import UniformNegatives
+from slipstream.training.objective import RETRIEVAL_LOSSES
+from slipstream.training.recipe import LossConfig
 
 _ORDER = 1  # purpose of a seed
 
@@ -24,21 +26,31 @@ class NegativePlan:
     """The supervised tokens in the order the loss takes them, and what they compete with."""
 
     supervised_S: torch.Tensor
-    negatives: torch.Tensor | None  # items: [S, R] per token, [X, R] per sequence, [R] per step, None for the whole catalogue
+    negatives: (
+        torch.Tensor | None
+    )  # items: [S, R] per token, [X, R] per sequence, [R] per step, None for the whole catalogue
     groups: Groups | None = None  # None: every token has its own set, or all have one
 
 
 def plan_negatives(
-    config: LossConfig, batch: JaggedBatch, supervised_S: torch.Tensor, seed: int, sampler: UniformNegatives
+    config: LossConfig,
+    batch: JaggedBatch,
+    supervised_S: torch.Tensor,
+    seed: int,
+    sampler: UniformNegatives,
 ) -> NegativePlan:
     """Draw this step's negatives for the supervised tokens of a batch."""
     kind, groups = RETRIEVAL_LOSSES[config.kind].negatives, None
     if kind == "catalogue":
         return NegativePlan(supervised_S, None)
-    company_S = batch.next_items_T[supervised_S]  # targets in the order of the batch, whatever order the loss takes
+    company_S = batch.next_items_T[
+        supervised_S
+    ]  # targets in the order of the batch, whatever order the loss takes
     if kind == "shared":
         nobody = torch.zeros(1, dtype=torch.int64)
-        return NegativePlan(supervised_S, sampler.draw(seed, nobody, config.negatives, company_S)[0])
+        return NegativePlan(
+            supervised_S, sampler.draw(seed, nobody, config.negatives, company_S)[0]
+        )
     sequences_S = torch.arange(batch.num_users).repeat_interleave(batch.lengths_B)[supervised_S]
     token_ids_T = batch.token_ids_T
     if kind == "per_sequence":
@@ -47,15 +59,25 @@ def plan_negatives(
         groups = Groups(_offsets(tokens_X), torch.arange(used_X.numel() + 1))
     else:
         if config.share > 1:
-            segments_S = sequences_S if config.share_within == "sequence" else torch.zeros_like(sequences_S)
-            order_S, offsets_G1 = share_groups(derive_seed(seed, _ORDER), token_ids_T[supervised_S], segments_S, config.share)
+            segments_S = (
+                sequences_S if config.share_within == "sequence" else torch.zeros_like(sequences_S)
+            )
+            order_S, offsets_G1 = share_groups(
+                derive_seed(seed, _ORDER), token_ids_T[supervised_S], segments_S, config.share
+            )
             supervised_S, groups = supervised_S[order_S], Groups(offsets_G1, offsets_G1)
         names = token_ids_T[supervised_S]
-    return NegativePlan(supervised_S, sampler.draw(seed, names, config.negatives, company_S), groups)
+    return NegativePlan(
+        supervised_S, sampler.draw(seed, names, config.negatives, company_S), groups
+    )
 
 
-def share_groups(seed: int, names_S: torch.Tensor, segments_S: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(order_S, offsets_G1): tokens of a segment in a seeded order, cut into groups of k. Segments are ascending numbers."""
+def share_groups(
+    seed: int, names_S: torch.Tensor, segments_S: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(order_S, offsets_G1): tokens of a segment in a seeded order, cut into groups of k. Segments
+    are ascending numbers.
+    """
     drawn_S = random_bits(seed, names_S, 1).squeeze(1)
     order_S = drawn_S.argsort(stable=True)
     order_S = order_S[segments_S[order_S].argsort(stable=True)]

@@ -1,10 +1,12 @@
-"""Negatives by name, not by state: item r of token t at step s is a pure function of (seed, s, token name, r).
+"""Negatives by name, not by state: item r of token t at step s is a pure function of (seed, s,
+token name, r).
 
-So micro-batches, ranks and resumed runs draw the very same negatives. `uniform` draws every item alike; `popularity` draws by
-(a power of) how often an item occurs in the training part, through Walker's alias method with integer thresholds, and knows the
-logarithm of each item's probability for the logQ correction. `in_batch` draws from the targets of the batch, whose rows are looked
-up anyway; `mixed` draws a share there and the rest from the whole catalogue, so that items nobody chose are pushed down too. These
-two look at the company, so they say `mixes_samples`.
+So micro-batches, ranks and resumed runs draw the very same negatives. `uniform` draws every item
+alike; `popularity` draws by (a power of) how often an item occurs in the training part, through
+Walker's alias method with integer thresholds, and knows the logarithm of each item's probability
+for the logQ correction. `in_batch` draws from the targets of the batch, whose rows are looked up
+anyway; `mixed` draws a share there and the rest from the whole catalogue, so that items nobody
+chose are pushed down too. These two look at the company, so they say `mixes_samples`.
 """
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 
 from slipstream.ops.counter_random import derive_seed
 from slipstream.ops.item_draws import draw_items
-from slipstream.training.config import LossConfig
+from slipstream.training.recipe import LossConfig
 
 
 class UniformNegatives:
@@ -24,8 +26,12 @@ class UniformNegatives:
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items
 
-    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
-        """int64 [X, count]: the negatives of whoever is named `names_X`; `company_S` are the targets of the batch."""
+    def draw(
+        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+    ) -> torch.Tensor:
+        """int64 [X, count]: the negatives of whoever is named `names_X`; `company_S` are the
+        targets of the batch.
+        """
         return draw_items(seed, names_X, count, self.num_items)
 
 
@@ -35,7 +41,12 @@ class PopularityNegatives(UniformNegatives):
     def __init__(self, weights_N: np.ndarray) -> None:
         super().__init__(len(weights_N))
         share_N = np.asarray(weights_N, dtype=np.float64)
-        if len(share_N) == 0 or not np.all(np.isfinite(share_N)) or share_N.min() < 0 or share_N.sum() <= 0:
+        if (
+            len(share_N) == 0
+            or not np.all(np.isfinite(share_N))
+            or share_N.min() < 0
+            or share_N.sum() <= 0
+        ):
             raise ValueError("popularity weights must be finite, not negative, and not all zero")
         share_N = share_N / share_N.sum()
         threshold_N, alias_N = alias_table(share_N)
@@ -43,14 +54,20 @@ class PopularityNegatives(UniformNegatives):
         with np.errstate(divide="ignore"):
             self.log_q_N = torch.from_numpy(np.log(share_N))
 
-    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
-        return draw_items(seed, names_X, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N)
+    def draw(
+        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+    ) -> torch.Tensor:
+        return draw_items(
+            seed, names_X, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N
+        )
 
 
 class BatchNegatives(UniformNegatives):
-    """A share of the draws (all of them where `mixed_share` is 1) from the batch's targets, the others uniform.
+    """A share of the draws (all of them where `mixed_share` is 1) from the batch's targets, the
+    others uniform.
 
-    A target occurs in a batch about as often as in training, so q is that mixture: share * frequency + (1 - share) / items.
+    A target occurs in a batch about as often as in training, so q is that mixture: share *
+    frequency + (1 - share) / items.
     """
 
     mixes_samples = True
@@ -58,24 +75,37 @@ class BatchNegatives(UniformNegatives):
     def __init__(self, counts_N: np.ndarray, mixed_share: float = 1.0) -> None:
         super().__init__(len(counts_N))
         if not 0 < mixed_share <= 1:
-            raise ValueError(f"the share of negatives from the batch must be above 0 and at most 1, got {mixed_share}")
+            raise ValueError(
+                "the share of negatives from the batch must be above 0 and at most 1, got "
+                f"{mixed_share}"
+            )
         self.mixed_share = mixed_share
         frequency_N = np.clip(np.asarray(counts_N, dtype=np.float64), 1.0, None)
         frequency_N /= frequency_N.sum()
-        self.log_q_N = torch.from_numpy(np.log(mixed_share * frequency_N + (1.0 - mixed_share) / self.num_items))
+        self.log_q_N = torch.from_numpy(
+            np.log(mixed_share * frequency_N + (1.0 - mixed_share) / self.num_items)
+        )
 
-    def draw(self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor) -> torch.Tensor:
+    def draw(
+        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+    ) -> torch.Tensor:
         from_batch = max(1, round(count * self.mixed_share)) if company_S.numel() else 0
         parts = []
         if from_batch:
-            parts.append(company_S[draw_items(derive_seed(seed, 1), names_X, from_batch, company_S.numel())])
+            parts.append(
+                company_S[draw_items(derive_seed(seed, 1), names_X, from_batch, company_S.numel())]
+            )
         if count > from_batch:
-            parts.append(draw_items(derive_seed(seed, 2), names_X, count - from_batch, self.num_items))
+            parts.append(
+                draw_items(derive_seed(seed, 2), names_X, count - from_batch, self.num_items)
+            )
         return torch.cat(parts, dim=1)
 
 
 def make_negatives(config: LossConfig, counts_N: np.ndarray) -> UniformNegatives:
-    """The sampler a recipe asks for; `counts_N` says how often each item occurs in the training part."""
+    """The sampler a recipe asks for; `counts_N` says how often each item occurs in the training
+    part.
+    """
     if config.sampling == "popularity":
         return PopularityNegatives(counts_N.clip(min=1) ** config.popularity_power)
     if config.sampling in ("in_batch", "mixed"):
@@ -84,7 +114,9 @@ def make_negatives(config: LossConfig, counts_N: np.ndarray) -> UniformNegatives
 
 
 def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's table: column n yields n when 32 random bits are below threshold[n], otherwise alias[n]."""
+    """Walker's table: column n yields n when 32 random bits are below threshold[n], otherwise
+    alias[n].
+    """
     n = len(share_N)
     load_N = share_N * n
     threshold_N, alias_N = np.full(n, 1 << 32, dtype=np.int64), np.arange(n, dtype=np.int64)
@@ -99,7 +131,9 @@ def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return threshold_N, alias_N
 
 
-def training_counts(items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, train_lengths_U: np.ndarray) -> np.ndarray:
+def training_counts(
+    items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, train_lengths_U: np.ndarray
+) -> np.ndarray:
     """How often each item occurs among the first `train_lengths_U` behaviours of each user."""
     ends_U = offsets_U1[:-1] + train_lengths_U
     steps = np.zeros(len(items_N) + 1, dtype=np.int64)

@@ -1,7 +1,7 @@
 """The dense optimiser and the learning-rate schedule.
 
-The schedule is a pure function of the step, so there is nothing of it to save. AdamW runs torch's fused CPU kernel; its state is
-saved by parameter name and restored exactly.
+The schedule is a pure function of the step, so there is nothing of it to save. AdamW runs torch's
+fused CPU kernel; its state is saved by parameter name and restored exactly.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.ops.uncompiled import uncompiled
-from slipstream.training.config import OptimizerConfig
+from slipstream.training.recipe import OptimizerConfig
 
 
 def schedule_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -21,7 +21,9 @@ def schedule_factor(config: OptimizerConfig, step: int, total_steps: int) -> flo
     if config.decay == "constant":
         return 1.0
     done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
-    return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+    return config.final_fraction + (1.0 - config.final_fraction) * 0.5 * (
+        1.0 + math.cos(math.pi * min(1.0, done))
+    )
 
 
 class _AdamW(torch.optim.AdamW):
@@ -41,11 +43,18 @@ class _AdamW(torch.optim.AdamW):
 def make_adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the dense parameters."""
     return _AdamW(
-        model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        model.parameters(),
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
 
 
-def step_dense(optimizer: torch.optim.AdamW, model: nn.Module, lr: float, clip_norm: float | None) -> None:
+def step_dense(
+    optimizer: torch.optim.AdamW, model: nn.Module, lr: float, clip_norm: float | None
+) -> None:
     """Clip the dense gradients (when asked), step, and forget the gradients."""
     if clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
@@ -64,7 +73,9 @@ def optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[st
     }
 
 
-def load_optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
+def load_optimizer_tensors(
+    optimizer: torch.optim.AdamW, model: nn.Module, saved: dict[str, torch.Tensor]
+) -> None:
     """Put saved state back, exactly."""
     optimizer.state.clear()
     for name, parameter in model.named_parameters():

@@ -1,8 +1,9 @@
 """torch.distributed.checkpoint on files, with its metadata as JSON instead of a pickle.
 
-torch's reader unpickles `.metadata`, which lets whoever wrote a checkpoint run code in whoever opens it. These two classes keep the
-same content in `metadata.json` (which tensor, which chunk, in which file, where) and refuse anything that is not that. Tensors
-themselves are read by torch with `weights_only=True`.
+torch's reader unpickles `.metadata`, which lets whoever wrote a checkpoint run code in whoever
+opens it. These two classes keep the same content in `metadata.json` (which tensor, which chunk, in
+which file, where) and refuse anything that is not that. Tensors themselves are read by torch with
+`weights_only=True`.
 """
 
 import json
@@ -29,7 +30,16 @@ METADATA = "metadata.json"
 FORMAT = 1
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    )
 }
 
 
@@ -37,7 +47,9 @@ class PlainWriter(FileSystemWriter):
     """Writes what torch's writer writes, and `metadata.json` in place of the pickle."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        stored = {result.index: result.storage_data for rank_results in results for result in rank_results}
+        stored = {
+            result.index: result.storage_data for rank_results in results for result in rank_results
+        }
         tensors = {}
         for name, described in metadata.state_dict_metadata.items():
             assert isinstance(described, TensorStorageMetadata), f"{name} is not a tensor"
@@ -89,12 +101,17 @@ def read_metadata(path: Path) -> Metadata:
             properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
             tensors[name] = TensorStorageMetadata(properties, _numbers(entry["size"]), chunks)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SlipstreamError(f"{path / METADATA} is not the metadata of a checkpoint ({type(error).__name__}: {error})") from error
+        raise SlipstreamError(
+            f"{path / METADATA} is not the metadata of a checkpoint ({type(error).__name__}: "
+            f"{error})"
+        ) from error
     return Metadata(tensors, storage_data=stored, storage_meta=StorageMeta())
 
 
 def _numbers(values: list[int]) -> torch.Size:
-    if not isinstance(values, list) or not all(isinstance(value, int) and 0 <= value < 1 << 62 for value in values):
+    if not isinstance(values, list) or not all(
+        isinstance(value, int) and 0 <= value < 1 << 62 for value in values
+    ):
         raise ValueError(f"{values!r} is not a list of sizes")
     return torch.Size(values)
 

@@ -1,8 +1,10 @@
-"""This process among the ranks of a run: who it is, with whom it shares tables, and the few things all ranks decide together.
+"""This process among the ranks of a run: who it is, with whom it shares tables, and the few things
+all ranks decide together.
 
-Ranks stand in a mesh of replicas x shards: rank = replica * shards + shard. The ranks of one replica share every table between
-them; the same shard of all replicas holds the same rows. The dense part is data-parallel over everybody: gradients of *sums* are
-added up, divided by a normaliser that all ranks know before the backward pass.
+Ranks stand in a mesh of replicas x shards: rank = replica * shards + shard. The ranks of one
+replica share every table between them; the same shard of all replicas holds the same rows. The
+dense part is data-parallel over everybody: gradients of *sums* are added up, divided by a
+normaliser that all ranks know before the backward pass.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables.lanes import Lane
+from slipstream.tables.communicator import Communicator
 from slipstream.training.device import HOST, group_backend
 from slipstream.training.watch import Watch
 
@@ -38,7 +40,7 @@ class Ranks:
     world: int = 1
     replicas: int = 1
     mesh: DeviceMesh | None = None
-    everybody: Lane | None = None
+    everybody: Communicator | None = None
 
     @property
     def first(self) -> bool:
@@ -65,7 +67,9 @@ class Ranks:
         return None if self.mesh is None or self.replicas == 1 else self.mesh.get_group("replica")
 
     def another_shard_group(self, timeout_seconds: float) -> dist.ProcessGroup | None:
-        """The ranks of this replica as a process group of its own, for messages that overlap with others. Collective."""
+        """The ranks of this replica as a process group of its own, for messages that overlap with
+        others. Collective.
+        """
         if self.mesh is None or self.shards == 1:
             return None
         mine = None
@@ -81,16 +85,25 @@ class Ranks:
         return self.everybody.sum_(torch.tensor(values, dtype=torch.float64)).tolist()
 
     def sum_gradients_(self, model: nn.Module) -> None:
-        """Dense gradients summed over everybody, in one message; a parameter nobody used stays without one."""
+        """Dense gradients summed over everybody, in one message; a parameter nobody used stays
+        without one.
+        """
         if self.everybody is None:
             return
         parameters = list(model.parameters())
         like = parameters[0]
-        used_P = torch.tensor([p.grad is not None for p in parameters], dtype=like.dtype, device=like.device)
-        parts = [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters]
+        used_P = torch.tensor(
+            [p.grad is not None for p in parameters], dtype=like.dtype, device=like.device
+        )
+        parts = [
+            torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1)
+            for p in parameters
+        ]
         flat = self.everybody.sum_(torch.cat([used_P, *parts]))
         pieces = flat[len(parameters) :].split([p.numel() for p in parameters])
-        for parameter, piece, used in zip(parameters, pieces, flat[: len(parameters)].tolist(), strict=True):
+        for parameter, piece, used in zip(
+            parameters, pieces, flat[: len(parameters)].tolist(), strict=True
+        ):
             parameter.grad = piece.view_as(parameter) if used else None
 
     def first_does(self, work: Callable[[], T]) -> T:
@@ -103,7 +116,9 @@ class Ranks:
                 answer = work()
             except SlipstreamError as error:
                 failure = error
-        told = [json.dumps({"answer": answer, "failure": None if failure is None else str(failure)})]
+        told = [
+            json.dumps({"answer": answer, "failure": None if failure is None else str(failure)})
+        ]
         dist.broadcast_object_list(told, src=0, group=self.everybody.group)
         if failure is not None:
             raise failure
@@ -138,7 +153,8 @@ def mesh_shape(mesh: str, world: int) -> tuple[int, int]:
     replicas, _, shards = mesh.partition("x")
     if int(replicas) * int(shards) != world:
         raise SlipstreamError(
-            f"mesh {mesh} needs {int(replicas) * int(shards)} ranks, but {world} {'was' if world == 1 else 'were'} started; "
+            f"mesh {mesh} needs {int(replicas) * int(shards)} ranks, but {world} "
+            f"{'was' if world == 1 else 'were'} started; "
             "change mesh, or torchrun's --nproc-per-node"
         )
     return int(replicas), int(shards)
@@ -156,14 +172,25 @@ def arrange(mesh: str, timeout: timedelta) -> Ranks:
             if rank in row:
                 groups[name] = group
     mesh_of_ranks = DeviceMesh.from_group(
-        [groups["replica"], groups["shard"]], "cpu", mesh=places, mesh_dim_names=("replica", "shard")
+        [groups["replica"], groups["shard"]],
+        "cpu",
+        mesh=places,
+        mesh_dim_names=("replica", "shard"),
     )
-    return Ranks(rank, world, replicas, mesh_of_ranks, Lane(dist.new_group(list(range(world)), timeout=timeout)))
+    return Ranks(
+        rank,
+        world,
+        replicas,
+        mesh_of_ranks,
+        Communicator(dist.new_group(list(range(world)), timeout=timeout)),
+    )
 
 
 @contextlib.contextmanager
 def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> Iterator[Ranks]:
-    """The ranks torchrun started, or this process alone. A rank that gets lost becomes an error that names it on all others."""
+    """The ranks torchrun started, or this process alone. A rank that gets lost becomes an error
+    that names it on all others.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 and not dist.is_initialized():
         mesh_shape(mesh, 1)
@@ -176,8 +203,11 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A restarted job may meet in the store of the one before: what that one left there must not be read.
-    store = dist.PrefixStore(f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store)
+    # A restarted job may meet in the store of the one before: what that one left there must not be
+    # read.
+    store = dist.PrefixStore(
+        f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store
+    )
     backend, meeting = group_backend(device), dist.PrefixStore("group", store)
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=timeout)
     watch = Watch(store, rank, world)
@@ -190,7 +220,8 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     except RuntimeError as error:
         if (sentence := watch.who_is_lost()) is not None:
             raise SlipstreamError(
-                f"{sentence}; this job ends, run the same command again to go on from the last checkpoint"
+                f"{sentence}; this job ends, run the same command again to go on from the last "
+                "checkpoint"
             ) from error
         watch.report(f"{type(error).__name__}: {error}")
         raise

@@ -1,4 +1,6 @@
-"""What to show one user next: the catalogue's best items given the whole log, with what was seen left out."""
+"""What to show one user next: the catalogue's best items given the whole log, with what was seen
+left out.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -24,17 +26,23 @@ class Recommendation:
 
 
 def whole_log(recommender: Recommender, store: SequenceStore, user: int) -> JaggedBatch:
-    """A user's most recent behaviours, held-out ones included, with the last one asked what comes next."""
+    """A user's most recent behaviours, held-out ones included, with the last one asked what comes
+    next.
+    """
     length = np.array([store.lengths_U[user]])
     begin = np.maximum(0, length - recommender.recipe.sampler.max_len)
-    batch = cut_windows(store, np.array([user]), begin, length, length, length, recommender.recipe.task)
+    batch = cut_windows(
+        store, np.array([user]), begin, length, length, length, recommender.recipe.task
+    )
     last_T = torch.zeros(batch.num_tokens, dtype=torch.bool)
     last_T[-1] = True
     return replace(batch, supervised_T=last_T)
 
 
 @torch.no_grad()
-def recommend(recommender: Recommender, store: SequenceStore, user: int, count: int = 10) -> Recommendation:
+def recommend(
+    recommender: Recommender, store: SequenceStore, user: int, count: int = 10
+) -> Recommendation:
     """The `count` best unseen items for a user (a row of the store's user vocabulary)."""
     batch = whole_log(recommender, store, user)
     if recommender.recipe.task == "ranking":
@@ -49,7 +57,9 @@ def recommend(recommender: Recommender, store: SequenceStore, user: int, count: 
 
 
 def _ranking_scores(recommender: Recommender, history: JaggedBatch) -> torch.Tensor:
-    """The first task's probability for every item of the catalogue, each a candidate that sees the history and itself."""
+    """The first task's probability for every item of the catalogue, each a candidate that sees the
+    history and itself.
+    """
     parts = []
     for items in torch.arange(recommender.features.num_items).split(CANDIDATE_TILE):
         count = items.numel()
@@ -62,7 +72,10 @@ def _ranking_scores(recommender: Recommender, history: JaggedBatch) -> torch.Ten
             next_items_T=torch.cat([history.next_items_T, torch.full((count,), -1)]),
             next_timestamps_T=torch.cat([history.next_timestamps_T, now]),
             supervised_T=torch.arange(history.num_tokens + count) >= history.num_tokens,
-            actions={name: torch.cat([values, torch.zeros(count)]) for name, values in history.actions.items()},
+            actions={
+                name: torch.cat([values, torch.zeros(count)])
+                for name, values in history.actions.items()
+            },
         )
         parts.append(recommender.predict_SA(batch, torch.tensor([count]))[:, 0])
     return torch.cat(parts)

@@ -1,7 +1,9 @@
-"""A recommender: the dense model, its embedding tables, and how a batch's keys, negatives and loss hang together.
+"""A recommender: the dense model, its embedding tables, and how a batch's keys, negatives and loss
+hang together.
 
-Every number it draws has a name: dropout and negatives hang on (seed, step, token), so any cut of a batch gives the same sums.
-Training asks for `gather` and `loss_sum`; evaluation and serving ask for `queries_SD`, `catalogue_ND`, `predict_SA`.
+Every number it draws has a name: dropout and negatives hang on (seed, step, token), so any cut of a
+batch gives the same sums. Training asks for `gather` and `loss_sum`; evaluation and serving ask for
+`queries_SD`, `catalogue_ND`, `predict_SA`.
 """
 
 from dataclasses import dataclass, replace
@@ -20,28 +22,40 @@ from slipstream.ops.counter_random import derive_seed
 from slipstream.ops.rows import take_rows
 from slipstream.ops.token_groups import Groups, singles
 from slipstream.tables.collection import Lookups, TableCollection
+from slipstream.tables.communicator import Communicator
+from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Exchange, Lookup
-from slipstream.tables.factory import make_tier
-from slipstream.tables.lanes import Lane
-from slipstream.tables.replicas import AveragedWeights, Replicas, SummedGradients, rescaled_for_averaging
-from slipstream.tables.rules import make_rule
+from slipstream.tables.factory import make_table
+from slipstream.tables.replicas import (
+    AveragedWeights,
+    Replicas,
+    SummedGradients,
+    rescaled_for_averaging,
+)
+from slipstream.tables.row_optimizers import make_row_optimizer
 from slipstream.tables.slices import Placement
-from slipstream.tables.tier import Tier
-from slipstream.training.config import Recipe
-from slipstream.training.device import HOST, Carrier
+from slipstream.training.device import HOST, DeviceTransfer
 from slipstream.training.features import ITEM, Features, labels_TA
-from slipstream.training.losses import RETRIEVAL_LOSSES, Question, half_precision, ranking_loss
 from slipstream.training.negative_fetch import FetchConfig, SegmentedFetch, SegmentedStep
 from slipstream.training.negative_plan import mixed_by, plan_negatives
 from slipstream.training.negatives import UniformNegatives, make_negatives, training_counts
+from slipstream.training.objective import (
+    RETRIEVAL_LOSSES,
+    RetrievalLossInputs,
+    half_precision,
+    ranking_loss,
+)
 from slipstream.training.ranks import ALONE, Ranks
+from slipstream.training.recipe import Recipe
 
 _INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a training step over a batch needs to know before it has rows: their keys, and what hangs on the step."""
+class StepPlan:
+    """What a training step over a batch needs to know before it has rows: their keys, and what
+    hangs on the step.
+    """
 
     keys: dict[str, list[torch.Tensor]]  # table -> key lists, the inputs first
     supervised_S: torch.Tensor  # places of the tokens the loss counts
@@ -51,8 +65,10 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """A batch with its rows: what one forward pass needs, nothing shared with the tables until they are given the gradients."""
+class StepInputs:
+    """A batch with its rows: what one forward pass needs, nothing shared with the tables until they
+    are given the gradients.
+    """
 
     batch: JaggedBatch
     lookups: Lookups
@@ -60,12 +76,20 @@ class Gathered:
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
     groups: Groups | None = None  # tokens that share negatives
-    segments: SegmentedStep | None = None  # where negatives are fetched in segments: not among the lookups
+    segments: SegmentedStep | None = (
+        None  # where negatives are fetched in segments: not among the lookups
+    )
 
-    def carried_by(self, carrier: Carrier) -> "Gathered":
-        """The same on the carrier's device; gradients still arrive at the rows of `lookups` as they were."""
+    def carried_by(self, carrier: DeviceTransfer) -> "StepInputs":
+        """The same on the carrier's device; gradients still arrive at the rows of `lookups` as they
+        were.
+        """
         lookups = {
-            name: Lookup(lookup.unique_U, carrier.move(lookup.rows_UD), [carrier.move(places) for places in lookup.inverses])
+            name: Lookup(
+                lookup.unique_U,
+                carrier.move(lookup.rows_UD),
+                [carrier.move(places) for places in lookup.inverses],
+            )
             for name, lookup in self.lookups.items()
         }
         return replace(
@@ -92,7 +116,7 @@ class Recommender:
         device: torch.device = HOST,
     ) -> None:
         self.recipe, self.features, self.dtype = recipe, features, dtype
-        self.carrier = Carrier(device)
+        self.carrier = DeviceTransfer(device)
         self.negatives = negatives or UniformNegatives(features.num_items)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
@@ -109,9 +133,14 @@ class Recommender:
         if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
             loss = recipe.loss
             if device != HOST:
-                raise SlipstreamError("loss.fetch=segmented scores negatives in host memory; with a device use loss.fetch=whole")
+                raise SlipstreamError(
+                    "loss.fetch=segmented scores negatives in host memory; with a device use "
+                    "loss.fetch=whole"
+                )
             config = FetchConfig(loss.segment_bytes, loss.normalize, loss.precision == "fp16")
-            self.fetch = SegmentedFetch(self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout))
+            self.fetch = SegmentedFetch(
+                self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout)
+            )
 
     @classmethod
     def build(
@@ -127,63 +156,110 @@ class Recommender:
         if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
             negatives = make_negatives(
-                recipe.loss, training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
+                recipe.loss,
+                training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U),
             )
-        return cls(recipe, Features.from_store(recipe, store), dtype=dtype, negatives=negatives, ranks=ranks, device=device)
+        return cls(
+            recipe,
+            Features.from_store(recipe, store),
+            dtype=dtype,
+            negatives=negatives,
+            ranks=ranks,
+            device=device,
+        )
 
-    def gather(self, batch: JaggedBatch, step: int) -> Gathered:
+    def gather(self, batch: JaggedBatch, step: int) -> StepInputs:
         """Look up every row a training step needs."""
-        wanted = self.wants(batch, step)
+        wanted = self.plan_step(batch, step)
         return self.gathered(batch, wanted, self.tables.lookup(wanted.keys))
 
-    def gathered(self, batch: JaggedBatch, wanted: Wanted, lookups: Lookups) -> Gathered:
+    def gathered(self, batch: JaggedBatch, wanted: StepPlan, lookups: Lookups) -> StepInputs:
         """A batch with rows that were looked up by `wanted.keys`."""
         segments = None
         if self.fetch is not None and wanted.negatives is not None:
-            segments = SegmentedStep(self.fetch, wanted.negatives, wanted.groups or singles(wanted.supervised_S.numel()))
-        return Gathered(batch, lookups, wanted.supervised_S, wanted.dropout_seed, wanted.negatives, wanted.groups, segments)
+            segments = SegmentedStep(
+                self.fetch, wanted.negatives, wanted.groups or singles(wanted.supervised_S.numel())
+            )
+        return StepInputs(
+            batch,
+            lookups,
+            wanted.supervised_S,
+            wanted.dropout_seed,
+            wanted.negatives,
+            wanted.groups,
+            segments,
+        )
 
-    def apply(self, gathered: Gathered, lr: float) -> None:
+    def apply(self, gathered: StepInputs, lr: float) -> None:
         """One optimiser step of the tables from the gradients a backward pass has left. Collective."""
         if gathered.segments is None:
             self.tables.apply(gathered.lookups, lr)
         else:
-            gathered.segments.update(self.tables.exchange.collect(gathered.lookups.route, gathered.lookups), lr)
+            gathered.segments.update(
+                self.tables.exchange.collect(gathered.lookups.route, gathered.lookups), lr
+            )
 
-    def wants(self, batch: JaggedBatch, step: int) -> Wanted:
+    def plan_step(self, batch: JaggedBatch, step: int) -> StepPlan:
         """The keys of every row a training step needs: history, features, targets, negatives."""
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return Wanted(keys, supervised_S, dropout_seed)
+            return StepPlan(keys, supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
         plan = plan_negatives(
-            self.recipe.loss, batch, supervised_S, derive_seed(self.recipe.seed, step, _NEGATIVES), self.negatives
+            self.recipe.loss,
+            batch,
+            supervised_S,
+            derive_seed(self.recipe.seed, step, _NEGATIVES),
+            self.negatives,
         )
-        negatives = torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
-        keys[ITEM] += [batch.next_items_T[plan.supervised_S], *([negatives] if self.fetch is None else [])]
-        return Wanted(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
+        negatives = (
+            torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
+        )
+        keys[ITEM] += [
+            batch.next_items_T[plan.supervised_S],
+            *([negatives] if self.fetch is None else []),
+        ]
+        return StepPlan(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
 
     @property
     def mixes_samples(self) -> str | None:
         """The recipe key through which samples of a batch see one another, or None."""
-        return mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
+        return (
+            mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
+        )
 
-    def loss_sum(self, batch: JaggedBatch, step: int, gathered: Gathered | None = None) -> tuple[torch.Tensor, int]:
-        """The loss summed over the batch's supervised tokens, and how many there are. Divide by the count of the whole step."""
+    def loss_sum(
+        self, batch: JaggedBatch, step: int, gathered: StepInputs | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """The loss summed over the batch's supervised tokens, and how many there are. Divide by the
+        count of the whole step.
+        """
         gathered = self.on_device(gathered or self.gather(batch, step))
-        loss_S = self._ranking_loss(gathered) if self.recipe.task == "ranking" else self._retrieval_loss(gathered)
+        loss_S = (
+            self._ranking_loss(gathered)
+            if self.recipe.task == "ranking"
+            else self._retrieval_loss(gathered)
+        )
         return loss_S.sum(), gathered.supervised_S.numel()
 
-    def on_device(self, gathered: Gathered) -> Gathered:
+    def on_device(self, gathered: StepInputs) -> StepInputs:
         """A gathered batch where the model is; one that is there already is left alone."""
-        return gathered if gathered.supervised_S.device == self.carrier.device else gathered.carried_by(self.carrier)
+        return (
+            gathered
+            if gathered.supervised_S.device == self.carrier.device
+            else gathered.carried_by(self.carrier)
+        )
 
-    def forward(self, gathered: Gathered, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, gathered: StepInputs, num_candidates_B: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The model over a gathered batch: hidden_TD for retrieval, logits_TA for ranking."""
         batch = gathered.batch
-        labels = labels_TA(self.recipe, batch, self.dtype) if self.recipe.task == "ranking" else None
+        labels = (
+            labels_TA(self.recipe, batch, self.dtype) if self.recipe.task == "ranking" else None
+        )
         return self.model(
             ModelInput(
                 rows={name: lookup.rows(0) for name, lookup in gathered.lookups.items()},
@@ -199,65 +275,94 @@ class Recommender:
 
     @torch.no_grad()
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor:
-        """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no dropout."""
+        """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no
+        dropout.
+        """
         gathered = self._gather_inputs(batch)
         return self._directions(self.forward(gathered)[gathered.supervised_S]).cpu()
 
     @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
-        """Retrieval: every item's output embedding, as the loss compares it: scores are queries_SD @ catalogue_ND.T."""
+        """Retrieval: every item's output embedding, as the loss compares it: scores are queries_SD
+        @ catalogue_ND.T.
+        """
         return self._directions(self.tables.all_rows(ITEM))
 
     @torch.no_grad()
-    def predict_SA(self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None) -> torch.Tensor:
+    def predict_SA(
+        self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Ranking: the probability of each action at each supervised token; no dropout."""
         gathered = self._gather_inputs(batch)
         candidates_B = None if num_candidates_B is None else self.carrier.move(num_candidates_B)
         return self.forward(gathered, candidates_B)[gathered.supervised_S].sigmoid().cpu()
 
-    def _gather_inputs(self, batch: JaggedBatch) -> Gathered:
+    def _gather_inputs(self, batch: JaggedBatch) -> StepInputs:
         keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
-        return self.on_device(Gathered(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1)))
+        return self.on_device(
+            StepInputs(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1))
+        )
 
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
 
-    def _retrieval_loss(self, gathered: Gathered) -> torch.Tensor:
+    def _retrieval_loss(self, gathered: StepInputs) -> torch.Tensor:
         config, lookup, batch = self.recipe.loss, gathered.lookups[ITEM], gathered.batch
         hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
-        hidden_SD, target_keys_S = self._directions(hidden_SD), batch.next_items_T[gathered.supervised_S]
-        corrected = config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None
+        hidden_SD, target_keys_S = (
+            self._directions(hidden_SD),
+            batch.next_items_T[gathered.supervised_S],
+        )
+        corrected = (
+            config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None
+        )
         known_N = self.negatives.log_q_N if corrected else None
         log_q_N = None if known_N is None else known_N.to(self.carrier.device, self.dtype)
         target_log_q_S = None if log_q_N is None else log_q_N[target_keys_S]
         if gathered.segments is not None:
             targets_SD = self._directions(take_rows(lookup.rows_UD, lookup.inverses[1]))
-            return gathered.segments.loss(hidden_SD, targets_SD, target_keys_S, config.temperature, target_log_q_S, log_q_N)
-        question = Question(
+            return gathered.segments.loss(
+                hidden_SD, targets_SD, target_keys_S, config.temperature, target_log_q_S, log_q_N
+            )
+        question = RetrievalLossInputs(
             hidden_SD=hidden_SD,
             rows_UD=self._directions(lookup.rows_UD),
             targets_S=lookup.inverses[1],
             negatives=None if gathered.negatives is None else lookup.inverses[2],
             temperature=config.temperature,
             target_log_q_S=target_log_q_S,
-            negative_log_q=None if log_q_N is None or gathered.negatives is None else log_q_N[gathered.negatives],
+            negative_log_q=None
+            if log_q_N is None or gathered.negatives is None
+            else log_q_N[gathered.negatives],
             groups=gathered.groups,
-            negative_rows_UD=self._directions(half_precision(lookup.rows_UD)) if config.precision == "fp16" else None,
+            negative_rows_UD=self._directions(half_precision(lookup.rows_UD))
+            if config.precision == "fp16"
+            else None,
             literal=config.share_by == "logits",
         )
         return RETRIEVAL_LOSSES[config.kind].per_token(question)
 
-    def _ranking_loss(self, gathered: Gathered) -> torch.Tensor:
+    def _ranking_loss(self, gathered: StepInputs) -> torch.Tensor:
         supervised_S = gathered.supervised_S
-        weights_A = torch.tensor([task.weight for task in self.recipe.tasks.values()], dtype=self.dtype, device=self.carrier.device)
+        weights_A = torch.tensor(
+            [task.weight for task in self.recipe.tasks.values()],
+            dtype=self.dtype,
+            device=self.carrier.device,
+        )
         labels_SA = labels_TA(self.recipe, gathered.batch, self.dtype)[supervised_S]
         return ranking_loss(self.forward(gathered)[supervised_S], labels_SA, weights_A)
 
 
-def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: Ranks) -> TableCollection:
-    """This rank's part of the tables, connected with the ranks that hold the rest and with the replicas."""
+def build_tables(
+    recipe: Recipe, features: Features, dtype: torch.dtype, ranks: Ranks
+) -> TableCollection:
+    """This rank's part of the tables, connected with the ranks that hold the rest and with the
+    replicas.
+    """
     config = recipe.tables
-    rule = make_rule(config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+    rule = make_row_optimizer(
+        config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    )
     averaged, lr_factor = config.replicas == "averaged" and ranks.replica_group is not None, 1.0
     if averaged:
         rule, lr_factor = rescaled_for_averaging(rule, ranks.replicas)
@@ -265,8 +370,8 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
     directory = None if config.directory is None else Path(config.directory)
     if directory is not None and ranks.replicas > 1:
         directory /= f"replica-{ranks.rank // ranks.shards:05d}"
-    tables: list[Tier] = [
-        make_tier(
+    tables: list[EmbeddingTable] = [
+        make_table(
             config.tier,
             name,
             rows,
@@ -287,10 +392,23 @@ def build_tables(recipe: Recipe, features: Features, dtype: torch.dtype, ranks: 
     ]
     replicas: Replicas | None = None
     if ranks.replica_group is not None:
-        lane, whole = Lane(ranks.replica_group), frozenset(table.name for table in tables if table.rule.moves_untouched_rows)
-        replicas = AveragedWeights(lane, config.average_every, lr_factor) if averaged else SummedGradients(lane, whole)
+        lane, whole = (
+            Communicator(ranks.replica_group),
+            frozenset(table.name for table in tables if table.rule.moves_untouched_rows),
+        )
+        replicas = (
+            AveragedWeights(lane, config.average_every, lr_factor)
+            if averaged
+            else SummedGradients(lane, whole)
+        )
     # The third list of keys a retrieval step asks of the items is its negatives'.
-    half_lists = {ITEM: frozenset([2])} if recipe.task == "retrieval" and recipe.loss.precision == "fp16" else None
+    half_lists = (
+        {ITEM: frozenset([2])}
+        if recipe.task == "retrieval" and recipe.loss.precision == "fp16"
+        else None
+    )
     by_name = {table.name: table for table in tables}
-    exchange = Exchange(by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists)
+    exchange = Exchange(
+        by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists
+    )
     return TableCollection(tables, exchange, replicas)

@@ -1,4 +1,6 @@
-"""Keeps the record of a run: answers the loop's hooks with checkpoints, metrics, events and the progress line."""
+"""Keeps the record of a run: answers the loop's hooks with checkpoints, metrics, events and the
+progress line.
+"""
 
 import threading
 import time
@@ -15,13 +17,24 @@ from slipstream.training.checkpoint import BEST, save_checkpoint
 from slipstream.training.loop import Hooks, Progress, total_steps
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
-from slipstream.training.telemetry import Meter, MetricsFile, ProgressLine, TensorBoard, describe, measure_peak_flops
+from slipstream.training.telemetry import (
+    Meter,
+    MetricsFile,
+    ProgressLine,
+    TensorBoard,
+    describe,
+    measure_peak_flops,
+)
 
 
 def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
     """What one training step over this batch is worth, by the account of docs and benchmarks."""
     recipe = recommender.recipe
-    negatives = recommender.features.num_items - 1 if recipe.loss.kind == "full_softmax" else recipe.loss.negatives
+    negatives = (
+        recommender.features.num_items - 1
+        if recipe.loss.kind == "full_softmax"
+        else recipe.loss.negatives
+    )
     return training_flops(
         recipe.model,
         batch.lengths_B.tolist(),
@@ -49,11 +62,17 @@ class Recorder:
         self.directory, self.progress, self.ranks = directory, progress, ranks
         self.recommender, self.optimizer, self.sampler = recommender, optimizer, sampler
         self.config = recommender.recipe.train
-        self.metrics = MetricsFile(directory / "metrics.jsonl", progress.step) if ranks.first else None
-        self.board = TensorBoard(directory / "tensorboard", progress.step, self.config.tensorboard and ranks.first)
+        self.metrics = (
+            MetricsFile(directory / "metrics.jsonl", progress.step) if ranks.first else None
+        )
+        self.board = TensorBoard(
+            directory / "tensorboard", progress.step, self.config.tensorboard and ranks.first
+        )
         self.line = ProgressLine(self.config.epochs, quiet=quiet or not ranks.first)
         self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
-        self.beside: Callable[[], dict[str, dict[str, torch.Tensor]]] = dict  # files of its own a schedule adds to checkpoints
+        self.beside: Callable[[], dict[str, dict[str, torch.Tensor]]] = (
+            dict  # files of its own a schedule adds to checkpoints
+        )
         self._figures: dict[str, Any] = {}
         self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step
@@ -76,13 +95,24 @@ class Recorder:
         self._show(progress)
 
     def on_evaluation(self, progress: Progress, is_best: bool) -> None:
-        self._append({"step": progress.step, "epoch": progress.epochs_done, "validation": progress.metrics, "best": is_best})
+        self._append(
+            {
+                "step": progress.step,
+                "epoch": progress.epochs_done,
+                "validation": progress.metrics,
+                "best": is_best,
+            }
+        )
         self.board.scalars("validation", progress.step, progress.metrics)
-        self._figures |= {name: value for name, value in progress.metrics.items() if name == "HR@10"}
+        self._figures |= {
+            name: value for name, value in progress.metrics.items() if name == "HR@10"
+        }
         self._show(progress, now=True)
         if is_best:
             checkpoints = self.directory / "checkpoints"
-            save_checkpoint(checkpoints, progress.step, self.recommender, None, {}, kind=BEST, ranks=self.ranks)
+            save_checkpoint(
+                checkpoints, progress.step, self.recommender, None, {}, kind=BEST, ranks=self.ranks
+            )
 
     def save(self, progress: Progress) -> None:
         state = {"progress": progress.to_json(), "sampler": self.sampler.state_dict()}
@@ -112,6 +142,16 @@ class Recorder:
             return
         done = progress.step - self._first_step
         total = total_steps(self.recommender.recipe, self.sampler.steps_per_epoch)
-        left = (time.perf_counter() - self._started) / done * max(total - progress.step, 0) if done else None
+        left = (
+            (time.perf_counter() - self._started) / done * max(total - progress.step, 0)
+            if done
+            else None
+        )
         steps = self.sampler.steps_per_epoch
-        self.line.show(progress.epochs_done + 1, progress.epoch_step, steps, describe(self._figures, left), now=now)
+        self.line.show(
+            progress.epochs_done + 1,
+            progress.epoch_step,
+            steps,
+            describe(self._figures, left),
+            now=now,
+        )

@@ -1,4 +1,6 @@
-"""`report.html`: one self-contained page per run, with its curves, its figures and the recipe that made them."""
+"""`report.html`: one self-contained page per run, with its curves, its figures and the recipe that
+made them.
+"""
 
 import base64
 import html
@@ -49,7 +51,10 @@ def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     picture = base64.b64encode(buffer.getvalue()).decode()
-    return f'<h2>{html.escape(title)}</h2><img alt="{html.escape(title)}" src="data:image/png;base64,{picture}">'
+    return (
+        f'<h2>{html.escape(title)}</h2><img alt="{html.escape(title)}" '
+        f'src="data:image/png;base64,{picture}">'
+    )
 
 
 def _figure(row: dict[str, Any], name: str) -> float | None:
@@ -61,7 +66,10 @@ def _table(values: dict[str, Any]) -> str:
     def show(value: Any) -> str:
         return f"{value:.4f}" if isinstance(value, float) else html.escape(str(value))
 
-    rows = "".join(f"<tr><td>{html.escape(str(name))}</td><td>{show(value)}</td></tr>" for name, value in values.items())
+    rows = "".join(
+        f"<tr><td>{html.escape(str(name))}</td><td>{show(value)}</td></tr>"
+        for name, value in values.items()
+    )
     return f"<table>{rows}</table>"
 
 
@@ -70,12 +78,19 @@ def write_report(run_directory: Path) -> Path:
     run = read_json(run_directory / "run.json")
     rows = read_metrics(run_directory / "metrics.jsonl")
     parts = [f"<h1>{html.escape(str(run.get('name', run_directory.name)))}</h1>"]
-    parts.append(_table({name: value for name, value in run.items() if not isinstance(value, dict | list)}))
+    parts.append(
+        _table({name: value for name, value in run.items() if not isinstance(value, dict | list)})
+    )
     for which in ("test", "validation"):
         if run.get(which):
             parts.append(f"<h2>{which.capitalize()} metrics</h2>{_table(run[which])}")
     for title, names in CURVES.items():
-        found = {name: [(row["step"], value) for row in rows if (value := _figure(row, name)) is not None] for name in names}
+        found = {
+            name: [
+                (row["step"], value) for row in rows if (value := _figure(row, name)) is not None
+            ]
+            for name in names
+        }
         series = {name: points for name, points in found.items() if points}
         if series:
             parts.append(_curve(title, series))
@@ -83,7 +98,10 @@ def write_report(run_directory: Path) -> Path:
     if recipe.exists():
         parts.append(f"<h2>Recipe</h2><pre>{html.escape(recipe.read_text(encoding='utf-8'))}</pre>")
     title = html.escape(f"Slipstream run {run_directory.name}")
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    head = (
+        '<!doctype html><html lang="en"><meta '
+        f'charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    )
     page = f"{head}{''.join(parts)}</html>\n"
     target = run_directory / "report.html"
     with atomic_file(target) as path:

@@ -1,4 +1,5 @@
-"""A run: a directory that holds everything one training produced, and `train`, which fills it or goes on filling it.
+"""A run: a directory that holds everything one training produced, and `train`, which fills it or
+goes on filling it.
 
     recipe.yaml     the recipe, complete
     run.json        versions, machine, store, status, timings, figures
@@ -6,7 +7,8 @@
     checkpoints/    step-… (the newest few) and best-…
     tensorboard/    the same figures as events
 
-The same recipe and data in the same directory go on where the newest checkpoint stands; another recipe's run is never overwritten.
+The same recipe and data in the same directory go on where the newest checkpoint stands; another
+recipe's run is never overwritten.
 """
 
 import contextlib
@@ -32,21 +34,23 @@ from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, read_json, write_json
 from slipstream.ops import native
-from slipstream.ops.memory import keep_freed_memory
+from slipstream.ops.allocator import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
-from slipstream.training.config import Recipe, trained_digest
 from slipstream.training.device import find_device
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.ranks import Ranks, joined
+from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
 from slipstream.training.scheduled import doing_steps
 
 LOCK = ".lock"
 
-Evaluate = Callable[[Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]]
+Evaluate = Callable[
+    [Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]
+]
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,16 @@ def train(
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> RunResult:
-    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it cleanly after a step.
+    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it
+    cleanly after a step.
 
-    Under torchrun this is one of the ranks: they share the batch, the tables and the directory (a file system all of them see).
+    Under torchrun this is one of the ranks: they share the batch, the tables and the directory (a
+    file system all of them see).
     """
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
-            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len {recipe.model.max_len}; "
+            f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len "
+            f"{recipe.model.max_len}; "
             "make the model's at least as long"
         )
     if recipe.train.evaluate_every and evaluate is None:
@@ -86,7 +93,8 @@ def train(
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
     device = find_device(recipe.train.device)
-    # Signals outermost: while a lost rank is being named, torchrun already tells the others to stop.
+    # Signals outermost: while a lost rank is being named, torchrun already tells the others to
+    # stop.
     with (
         stop_signals() as stop,
         joined(recipe.train.mesh, recipe.train.rank_timeout, device) as ranks,
@@ -95,7 +103,18 @@ def train(
         judging = evaluate
         if judging is None and recipe.train.evaluate_every:
             judging = functools.partial(default_evaluate, ranks=ranks)
-        return _train(recipe, store, Path(run_dir), judging, ranks, stop, held, quiet=quiet, dtype=dtype, device=device)
+        return _train(
+            recipe,
+            store,
+            Path(run_dir),
+            judging,
+            ranks,
+            stop,
+            held,
+            quiet=quiet,
+            dtype=dtype,
+            device=device,
+        )
 
 
 def _train(
@@ -111,14 +130,19 @@ def _train(
     dtype: torch.dtype,
     device: torch.device,
 ) -> RunResult:
-    """One rank's session: rank 0 opens the directory for all, everybody loads its part, and the loop begins."""
+    """One rank's session: rank 0 opens the directory for all, everybody loads its part, and the
+    loop begins.
+    """
 
     def open_for_all() -> dict[str, Any]:
         directory.mkdir(parents=True, exist_ok=True)
         held.enter_context(sole_user(directory))
         sweep(directory)
         newest = latest(directory / "checkpoints")
-        return {"earlier": open_directory(directory, recipe, store), "newest": None if newest is None else newest.name}
+        return {
+            "earlier": open_directory(directory, recipe, store),
+            "newest": None if newest is None else newest.name,
+        }
 
     opened = ranks.first_does(open_for_all)
     recommender = Recommender.build(recipe, store, dtype, ranks, device)
@@ -126,13 +150,21 @@ def _train(
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
     sampler = TrainingSampler(
-        store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task, rank=ranks.rank, world_size=ranks.world
+        store,
+        recipe.sampler,
+        seed=recipe.seed,
+        split=recipe.split,
+        task=recipe.task,
+        rank=ranks.rank,
+        world_size=ranks.world,
     )
     if recipe.train.schedule != "synchronous":
         sampler = HandedOut(sampler)
     progress = Progress()
     if opened["newest"] is not None:
-        state = load_checkpoint(directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks)
+        state = load_checkpoint(
+            directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks
+        )
         sampler.load_state_dict(state["sampler"])
         progress = Progress(**state["progress"])
 
@@ -142,12 +174,17 @@ def _train(
         figures = evaluate(recommender, store, recipe, "validation")
         return ranks.first_does(lambda: figures)
 
-    recorder = Recorder(directory, recommender, optimizer, sampler, progress, quiet=quiet, ranks=ranks)
+    recorder = Recorder(
+        directory, recommender, optimizer, sampler, progress, quiet=quiet, ranks=ranks
+    )
     return _run(recorder, judge if evaluate is not None else None, stop, opened["earlier"])
 
 
 def _run(
-    recorder: Recorder, judge: Callable[[], dict[str, float]] | None, stop: threading.Event, earlier: dict[str, Any]
+    recorder: Recorder,
+    judge: Callable[[], dict[str, float]] | None,
+    stop: threading.Event,
+    earlier: dict[str, Any],
 ) -> RunResult:
     """The loop inside its bookkeeping: run.json tells the truth however it ends."""
     started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
@@ -162,27 +199,48 @@ def _run(
             "metrics": progress.best_metrics,
         }
         if recorder.ranks.first:
-            write_json(directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome})
+            write_json(
+                directory / "run.json", {**earlier, "status": status, "seconds": seconds, **outcome}
+            )
         return seconds
 
     note("running")
     try:
         hooks = recorder.hooks(judge, stop)
         with doing_steps(recorder, stop) as doing:
-            status = run_loop(recorder.recommender, recorder.optimizer, recorder.sampler, progress, hooks, recorder.ranks, doing)
+            status = run_loop(
+                recorder.recommender,
+                recorder.optimizer,
+                recorder.sampler,
+                progress,
+                hooks,
+                recorder.ranks,
+                doing,
+            )
         seconds = note(status)
     except BaseException as error:
-        with contextlib.suppress(SlipstreamError):  # a full disk refuses this note too; the first error is the one to tell
+        with contextlib.suppress(
+            SlipstreamError
+        ):  # a full disk refuses this note too; the first error is the one to tell
             note("failed")
         if isinstance(error, OSError):
             raise SlipstreamError(
-                f"could not write to {directory}: {error.strerror or error}; its checkpoints are whole"
+                f"could not write to {directory}: {error.strerror or error}; its checkpoints are "
+                "whole"
             ) from error
         raise
     finally:
         recorder.close()
     recorder.line.say(closing_words(status, progress))
-    return RunResult(directory, status, progress.step, progress.epochs_done, progress.best_metrics, progress.best_step, seconds)
+    return RunResult(
+        directory,
+        status,
+        progress.step,
+        progress.epochs_done,
+        progress.best_metrics,
+        progress.best_step,
+        seconds,
+    )
 
 
 def closing_words(status: str, progress: Progress) -> str:
@@ -195,7 +253,9 @@ def closing_words(status: str, progress: Progress) -> str:
 
 
 def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
-    """Make the run's directory ready: new, or the same run's. Returns what run.json will go on saying."""
+    """Make the run's directory ready: new, or the same run's. Returns what run.json will go on
+    saying.
+    """
     described = {
         "name": recipe.name,
         "trained_digest": trained_digest(recipe),
@@ -206,22 +266,31 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
         earlier = read_json(directory / "run.json")
         if earlier.get("trained_digest") != described["trained_digest"]:
             raise SlipstreamError(
-                f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose another directory or remove this one"
+                f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose "
+                "another directory or remove this one"
             )
         if earlier.get("store", {}).get("digest") != store.meta.get("digest"):
-            raise SlipstreamError(f"{directory} holds a run on other data; choose another directory or remove this one")
+            raise SlipstreamError(
+                f"{directory} holds a run on other data; choose another directory or remove this "
+                "one"
+            )
         seconds = float(earlier.get("seconds", 0.0))
     elif latest(directory / "checkpoints") is not None:
         raise SlipstreamError(
-            f"{directory} has checkpoints but no run.json, so whose they are is not known; choose another directory"
+            f"{directory} has checkpoints but no run.json, so whose they are is not known; choose "
+            "another directory"
         )
     with atomic_file(directory / "recipe.yaml") as path:
-        path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+        path.write_text(
+            yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
+        )
     return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
 
 
 def sweep(directory: Path) -> None:
-    """Remove half-written files of a killed session (only the lock's holder may); what has its final name is whole."""
+    """Remove half-written files of a killed session (only the lock's holder may); what has its
+    final name is whole.
+    """
     for place in (directory, directory / "checkpoints"):
         for path in place.glob(".*"):
             if path.is_dir():
@@ -233,7 +302,11 @@ def sweep(directory: Path) -> None:
 def versions() -> dict[str, Any]:
     """What ran where, for whoever reads the figures later."""
     return {
-        "versions": {"slipstream": slipstream.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "slipstream": slipstream.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "machine": {
             "system": platform.system(),
             "architecture": platform.machine(),
@@ -251,40 +324,55 @@ def read_recipe(run_dir: str | os.PathLike[str]) -> Recipe:
     try:
         return Recipe.model_validate(run["recipe"])
     except (KeyError, TypeError, ValueError) as error:
-        raise SlipstreamError(f"{run_dir}/run.json holds no readable recipe: {str(error).splitlines()[0]}") from error
+        raise SlipstreamError(
+            f"{run_dir}/run.json holds no readable recipe: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def open_run(
     run_dir: str | os.PathLike[str], store: SequenceStore | None = None, which: str = "best"
 ) -> tuple[Recipe, SequenceStore, Recommender]:
-    """A trained recommender: the `best` weights (the newest where nothing was evaluated) or the `last`."""
+    """A trained recommender: the `best` weights (the newest where nothing was evaluated) or the
+    `last`.
+    """
     recipe = read_recipe(run_dir)
     trained_on = read_json(Path(run_dir) / "run.json")["store"]
     store = store or SequenceStore.open(trained_on["directory"])
     if store.digest != trained_on["digest"]:
         raise SlipstreamError(
-            f"{run_dir} was trained on other data than {store.directory} holds now, so its rows would mean other items; "
+            f"{run_dir} was trained on other data than {store.directory} holds now, so its rows "
+            "would mean other items; "
             "prepare that data again as it was"
         )
     checkpoints = Path(run_dir) / "checkpoints"
     found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
     if found is None:
-        raise SlipstreamError(f"{run_dir} has no checkpoint yet; train longer, or wait for the first one")
-    in_memory = {"tier": "memory" if recipe.tables.tier == "disk" else recipe.tables.tier, "directory": None}
-    recommender = Recommender.build(recipe.model_copy(update={"tables": recipe.tables.model_copy(update=in_memory)}), store)
+        raise SlipstreamError(
+            f"{run_dir} has no checkpoint yet; train longer, or wait for the first one"
+        )
+    in_memory = {
+        "tier": "memory" if recipe.tables.tier == "disk" else recipe.tables.tier,
+        "directory": None,
+    }
+    recommender = Recommender.build(
+        recipe.model_copy(update={"tables": recipe.tables.model_copy(update=in_memory)}), store
+    )
     load_weights(found, recommender)
     return recipe, store, recommender
 
 
 @contextlib.contextmanager
 def sole_user(directory: Path) -> Iterator[None]:
-    """Hold the run's directory: two trainings in one would tear each other's checkpoints. The lock dies with the process."""
+    """Hold the run's directory: two trainings in one would tear each other's checkpoints. The lock
+    dies with the process.
+    """
     with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SlipstreamError(
-                f"another process is training in {directory}; wait for it, or choose another directory"
+                f"another process is training in {directory}; wait for it, or choose another "
+                "directory"
             ) from error
         yield
 

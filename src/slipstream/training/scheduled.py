@@ -1,6 +1,8 @@
-"""Training by a schedule of `slipstream.pipeline`: the one door between the recommender and the lanes.
+"""Training by a schedule of `slipstream.pipeline`: the one door between the recommender and the
+lanes.
 
-`RecommenderWork` tells the pipeline what a step of a recommender is; `ScheduledSteps` gives the loop its steps.
+`RecommenderWork` tells the pipeline what a step of a recommender is; `ScheduledSteps` gives the
+loop its steps.
 """
 
 import contextlib
@@ -17,21 +19,21 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.clustering import cluster_samples, deal_samples
 from slipstream.pipeline.peers import Peers
-from slipstream.pipeline.pipeline import Done, Moved, Pipeline
+from slipstream.pipeline.runner import Done, Moved, Pipeline
 from slipstream.pipeline.schedule import STALE, Schedule, make_schedule
 from slipstream.pipeline.trace import shares, write_trace
 from slipstream.pipeline.work import Micro
+from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Lookups
-from slipstream.tables.lanes import Lane
 from slipstream.tables.slices import Placement
 from slipstream.training.checkpoint import checkpoint_path, read_tensors
-from slipstream.training.config import Recipe
-from slipstream.training.device import HOST, Carried
+from slipstream.training.device import HOST, DeviceInputs
 from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Stepped, Steps, total_steps
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
-from slipstream.training.recommender import Gathered, Recommender, Wanted
+from slipstream.training.recipe import Recipe
+from slipstream.training.recommender import Recommender, StepInputs, StepPlan
 
 if TYPE_CHECKING:
     from slipstream.training.recorder import Recorder
@@ -41,7 +43,9 @@ MOVED = "moved-"  # files of a checkpoint: weights before the newest steps moved
 
 
 class RecommenderWork:
-    """`slipstream.pipeline.work.Work` of a recommender; `source` gives (batch, anything), None when the data has ended."""
+    """`slipstream.pipeline.work.Work` of a recommender; `source` gives (batch, anything), None when
+    the data has ended.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,12 @@ class RecommenderWork:
         ranks: Ranks = ALONE,
         cluster: bool = True,
     ) -> None:
-        self.recommender, self.optimizer, self.source, self.steps = recommender, optimizer, source, steps
+        self.recommender, self.optimizer, self.source, self.steps = (
+            recommender,
+            optimizer,
+            source,
+            steps,
+        )
         self.ranks, self.cluster = ranks, cluster
 
     @property
@@ -64,10 +73,14 @@ class RecommenderWork:
         return self.source()
 
     def cut(self, batch: Any | None, step: int, micro_batches: int) -> list[Micro]:
-        """Whole users per part, sharing keys where `cluster` is set; a token's dropout and negatives do not depend on the cut."""
+        """Whole users per part, sharing keys where `cluster` is set; a token's dropout and
+        negatives do not depend on the cut.
+        """
         if batch is None:
             nothing = torch.empty(0, dtype=torch.int64)
-            return [Micro({name: [nothing] for name in self.recommender.tables.tables}, 0)] * micro_batches
+            return [
+                Micro({name: [nothing] for name in self.recommender.tables.tables}, 0)
+            ] * micro_batches
         whole: JaggedBatch = batch[0]
         if micro_batches == 1:
             return [self._micro(whole, step)]
@@ -78,8 +91,10 @@ class RecommenderWork:
         return [self._micro(whole.take(users_C), step) for users_C in parts]
 
     def _micro(self, batch: JaggedBatch, step: int) -> Micro:
-        wanted = self.recommender.wants(batch, step)
-        return Micro(wanted.keys, wanted.supervised_S.numel(), (batch, wanted) if batch.num_users else None)
+        wanted = self.recommender.plan_step(batch, step)
+        return Micro(
+            wanted.keys, wanted.supervised_S.numel(), (batch, wanted) if batch.num_users else None
+        )
 
     @property
     def has_device(self) -> bool:
@@ -88,24 +103,32 @@ class RecommenderWork:
     def carry(self, micro: Micro, lookups: Lookups) -> Micro:
         carrier = self.recommender.carrier
         with carrier.ahead_of_compute():
-            return replace(micro, content=carrier.mark(self._gathered(micro, lookups).carried_by(carrier)))
+            return replace(
+                micro, content=carrier.mark(self._gathered(micro, lookups).carried_by(carrier))
+            )
 
     def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
-        carried = isinstance(micro.content, Carried)
-        gathered = self.recommender.carrier.receive(micro.content) if carried else self._gathered(micro, lookups)
+        carried = isinstance(micro.content, DeviceInputs)
+        gathered = (
+            self.recommender.carrier.receive(micro.content)
+            if carried
+            else self._gathered(micro, lookups)
+        )
         return self.recommender.loss_sum(gathered.batch, step, gathered)[0]
 
-    def _gathered(self, micro: Micro, lookups: Lookups) -> Gathered:
+    def _gathered(self, micro: Micro, lookups: Lookups) -> StepInputs:
         batch, wanted = micro.content
-        assert isinstance(batch, JaggedBatch) and isinstance(wanted, Wanted)
+        assert isinstance(batch, JaggedBatch) and isinstance(wanted, StepPlan)
         return self.recommender.gathered(batch, wanted, lookups)
 
-    def sum_dense(self, everybody: Lane | None) -> None:
+    def sum_dense(self, everybody: Communicator | None) -> None:
         replace(self.ranks, everybody=everybody).sum_gradients_(self.recommender.model)
 
     def step_dense(self, step: int) -> None:
         config = self.recommender.recipe.optimizer
-        step_dense(self.optimizer, self.recommender.model, config.lr * self._factor(step), config.clip_norm)
+        step_dense(
+            self.optimizer, self.recommender.model, config.lr * self._factor(step), config.clip_norm
+        )
 
     def table_lr(self, step: int) -> float:
         return self.recommender.recipe.tables.lr * self._factor(step)
@@ -118,13 +141,17 @@ def recipe_schedule(recipe: Recipe) -> Schedule:
     """The schedule a recipe names; `auto` begins with its usual number of micro-batches."""
     config = recipe.train
     if config.schedule in STALE:
-        return make_schedule(config.schedule, staleness=config.staleness, synchronous_steps=config.synchronous_steps)
+        return make_schedule(
+            config.schedule, staleness=config.staleness, synchronous_steps=config.synchronous_steps
+        )
     cuts = config.schedule in ("frozen_window", "nested") and isinstance(config.micro_batches, int)
     return make_schedule(config.schedule, micro_batches=config.micro_batches if cuts else None)  # type: ignore[arg-type]
 
 
 def save_moved(moved: Moved, ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
-    """What a stale schedule must remember to go on exactly, as files of a checkpoint; the first replica saves."""
+    """What a stale schedule must remember to go on exactly, as files of a checkpoint; the first
+    replica saves.
+    """
     if not moved or ranks.rank >= ranks.shards:
         return {}
     parts = {"keys": 0, "weights": 1}
@@ -144,11 +171,18 @@ def load_moved(checkpoint: Path, ranks: Ranks) -> Moved:
         tensors = read_tensors(path, ("",))
         for full_name, keys_H in tensors.items():
             step, _, name = full_name.removesuffix("/keys").partition("/")
-            if full_name.endswith("/keys") and step.isdecimal() and f"{step}/{name}/weights" in tensors:
+            if (
+                full_name.endswith("/keys")
+                and step.isdecimal()
+                and f"{step}/{name}/weights" in tensors
+            ):
                 mine_H = Placement(ranks.shards).owner_of(keys_H) == ranks.shard
                 rows = (keys_H[mine_H], tensors[f"{step}/{name}/weights"][mine_H])
                 found.setdefault(int(step), {}).setdefault(name, []).append(rows)
-    return {step: {name: _merged(parts) for name, parts in tables.items()} for step, tables in found.items()}
+    return {
+        step: {name: _merged(parts) for name, parts in tables.items()}
+        for step, tables in found.items()
+    }
 
 
 def _merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +193,9 @@ def _merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tenso
 class ScheduledSteps:
     """Steps done by a pipeline, as the loop asks for them."""
 
-    def __init__(self, pipeline: Pipeline, sampler: HandedOut, ranks: Ranks, stop: threading.Event) -> None:
+    def __init__(
+        self, pipeline: Pipeline, sampler: HandedOut, ranks: Ranks, stop: threading.Event
+    ) -> None:
         self.pipeline, self._sampler, self._ranks, self._stop = pipeline, sampler, ranks, stop
         self._running: Iterator[Done] = pipeline.steps()
         self._said = 0
@@ -174,7 +210,9 @@ class ScheduledSteps:
             raise RuntimeError(f"the pipeline did step {done.step} when step {step} was asked for")
         batch, position = done.batch
         self._sampler.hand_out(position)
-        return Stepped(batch, done.loss_sum, done.count, self._stop.is_set() and self._ranks.world == 1)
+        return Stepped(
+            batch, done.loss_sum, done.count, self._stop.is_set() and self._ranks.world == 1
+        )
 
     def settled(self) -> contextlib.AbstractContextManager[None]:
         return self.pipeline.settled()
@@ -182,39 +220,69 @@ class ScheduledSteps:
     def figures(self) -> dict[str, float]:
         found = shares(self.pipeline.trace.intervals(self._said), self._said)
         newest = max(
-            (each.step for each in self.pipeline.trace.intervals(self._said) if each.stage == "update"), default=self._said
+            (
+                each.step
+                for each in self.pipeline.trace.intervals(self._said)
+                if each.stage == "update"
+            ),
+            default=self._said,
         )
         self._said = newest
-        return {name: found[name] for name in ("exposed_lookup", "exposed_comm", "compute_utilisation") if name in found}
+        return {
+            name: found[name]
+            for name in ("exposed_lookup", "exposed_comm", "compute_utilisation")
+            if name in found
+        }
 
 
 @contextlib.contextmanager
 def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps | None]:
-    """The steps of a run by its recipe's schedule; None for the plain loop. The trace of the newest steps is left in the run."""
+    """The steps of a run by its recipe's schedule; None for the plain loop. The trace of the newest
+    steps is left in the run.
+    """
     recipe, sampler, ranks = recorder.recommender.recipe, recorder.sampler, recorder.ranks
     if recipe.train.schedule == "synchronous":
         yield None
         return
     if recipe.tables.replicas == "averaged" and ranks.replicas > 1:
         raise SlipstreamError(
-            f"schedule '{recipe.train.schedule}' moves rows in buffers, but tables.replicas=averaged moves them between steps too; "
+            f"schedule '{recipe.train.schedule}' moves rows in buffers, but "
+            "tables.replicas=averaged moves them between steps too; "
             "use tables.replicas=exact, or train.schedule=synchronous"
         )
     if recorder.recommender.fetch is not None:
         raise SlipstreamError(
-            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which loss.fetch=segmented is there to "
+            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which "
+            "loss.fetch=segmented is there to "
             "avoid; use train.schedule=synchronous, or loss.fetch=whole"
         )
     assert isinstance(sampler, HandedOut)
     steps = total_steps(recipe, sampler.steps_per_epoch)
     tables = recorder.recommender.tables
-    work = RecommenderWork(recorder.recommender, recorder.optimizer, sampler.take, steps, ranks=ranks, cluster=recipe.train.cluster)
+    work = RecommenderWork(
+        recorder.recommender,
+        recorder.optimizer,
+        sampler.take,
+        steps,
+        ranks=ranks,
+        cluster=recipe.train.cluster,
+    )
     timeout = timedelta(seconds=recipe.train.rank_timeout)
     peers = Peers(tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout)
     first, schedule = recorder.progress.step, recipe_schedule(recipe)
-    adapt = recorder.line.say if schedule.cuts_batches and recipe.train.micro_batches == "auto" else None
-    earlier = load_moved(checkpoint_path(recorder.directory / "checkpoints", first), ranks) if schedule.staleness else {}
-    pipeline = Pipeline(schedule, work, tables.tables, peers, first_step=first, adapt=adapt, earlier=earlier)
+    adapt = (
+        recorder.line.say
+        if schedule.cuts_batches and recipe.train.micro_batches == "auto"
+        else None
+    )
+    earlier = (
+        load_moved(checkpoint_path(recorder.directory / "checkpoints", first), ranks)
+        if schedule.staleness
+        else {}
+    )
+    pipeline = Pipeline(
+        schedule, work, tables.tables, peers, first_step=first, adapt=adapt, earlier=earlier
+    )
     recorder.beside = lambda: save_moved(pipeline.moved(), ranks)
     try:
         with pipeline:

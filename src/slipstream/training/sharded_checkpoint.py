@@ -1,8 +1,10 @@
-"""Checkpoints of many ranks: every rank writes its own rows, and any number of ranks reads them back.
+"""Checkpoints of many ranks: every rank writes its own rows, and any number of ranks reads them
+back.
 
-Rows lie as one long list per table, ascending by (slice, key): `tables/item/keys`, `…/weights`, `…/state.m` and, to find one's way,
-`…/slices` (rows in each of the 65,536 slices). A rank owns a contiguous range of slices, so it writes a contiguous part of the
-list, and on another mesh reads another contiguous part. Dense weights and whole tables are written by rank 0. Rows pass by in
+Rows lie as one long list per table, ascending by (slice, key): `tables/item/keys`, `…/weights`,
+`…/state.m` and, to find one's way, `…/slices` (rows in each of the 65,536 slices). A rank owns a
+contiguous range of slices, so it writes a contiguous part of the list, and on another mesh reads
+another contiguous part. Dense weights and whole tables are written by rank 0. Rows pass by in
 chunks, so that a table larger than memory can be saved.
 """
 
@@ -22,13 +24,20 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables.rules import State
+from slipstream.tables.embedding_table import CHUNK, EmbeddingTable, Rows, row_state
+from slipstream.tables.row_optimizers import State
 from slipstream.tables.slices import SLICES, Placement, slice_of
-from slipstream.tables.tier import CHUNK, Rows, Tier, row_state
 from slipstream.training.plain_metadata import PlainReader, PlainWriter
 from slipstream.training.ranks import Ranks
 
@@ -38,9 +47,11 @@ Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @dataclass
 class TablePart:
-    """The rows of one table this rank saves: `keys` ascending by (slice, key), first one at `start` of `total`."""
+    """The rows of one table this rank saves: `keys` ascending by (slice, key), first one at `start`
+    of `total`.
+    """
 
-    table: Tier
+    table: EmbeddingTable
     slices: tuple[int, int]
     keys: torch.Tensor
     bounds: list[int]  # where the tier's chunks of rows begin and end in `keys`
@@ -51,8 +62,12 @@ class TablePart:
     _read: tuple[int, Rows] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, table: Tier, slices: tuple[int, int]) -> "TablePart":
-        parts, bounds, state = [torch.empty(0, dtype=torch.int64)], [0], row_state(table.rule, table.dim, table.dtype)
+    def of(cls, table: EmbeddingTable, slices: tuple[int, int]) -> "TablePart":
+        parts, bounds, state = (
+            [torch.empty(0, dtype=torch.int64)],
+            [0],
+            row_state(table.rule, table.dim, table.dtype),
+        )
         for keys_U, rows in table.touched(CHUNK):
             parts.append(keys_U)
             bounds.append(bounds[-1] + keys_U.numel())
@@ -64,9 +79,17 @@ class TablePart:
         return entries_of(self.table, self.state)
 
     def write_items(self) -> Iterator[tuple[WriteItem, str, int]]:
-        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and the number of its chunk."""
+        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and the number of
+        its chunk.
+        """
         low, high = self.slices
-        yield _write_item(f"tables/{self.table.name}/slices", torch.int64, (low,), (high - low,), (SLICES,)), "slices", 0
+        yield (
+            _write_item(
+                f"tables/{self.table.name}/slices", torch.int64, (low,), (high - low,), (SLICES,)
+            ),
+            "slices",
+            0,
+        )
         for number, (begin, end) in enumerate(pairwise(self.bounds)):
             for entry, (dtype, shape) in self.entries().items():
                 offsets, sizes = (self.start + begin, *[0] * len(shape)), (end - begin, *shape)
@@ -76,7 +99,9 @@ class TablePart:
     def data(self, entry: str, number: int) -> torch.Tensor:
         """The values of one write item."""
         if entry == "slices":
-            return torch.bincount(slice_of(self.keys), minlength=SLICES)[slice(*self.slices)].clone()
+            return torch.bincount(slice_of(self.keys), minlength=SLICES)[
+                slice(*self.slices)
+            ].clone()
         if entry == "keys":
             return self.keys[self.bounds[number] : self.bounds[number + 1]].clone()
         rows = self._chunk(number)
@@ -92,14 +117,20 @@ class TablePart:
         return self._read[1]
 
 
-def entries_of(table: Tier, state: State) -> Entries:
+def entries_of(table: EmbeddingTable, state: State) -> Entries:
     """Type and shape (without the rows' axis) of a row of this table with this state."""
     found: Entries = {"keys": (torch.int64, ()), "weights": (table.dtype, (table.dim,))}
-    return found | {f"state.{name}": (value.dtype, tuple(value.shape[1:])) for name, value in state.items()}
+    return found | {
+        f"state.{name}": (value.dtype, tuple(value.shape[1:])) for name, value in state.items()
+    }
 
 
 def _write_item(
-    name: str, dtype: torch.dtype, offsets: tuple[int, ...], sizes: tuple[int, ...], size: tuple[int, ...]
+    name: str,
+    dtype: torch.dtype,
+    offsets: tuple[int, ...],
+    sizes: tuple[int, ...],
+    size: tuple[int, ...],
 ) -> WriteItem:
     chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
     written = TensorWriteData(chunk, TensorProperties(dtype=dtype), torch.Size(size))
@@ -107,14 +138,18 @@ def _write_item(
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """This rank's dense tensors and parts of tables; rows are read when their turn to be written comes."""
+    """This rank's dense tensors and parts of tables; rows are read when their turn to be written
+    comes.
+    """
 
     def __init__(self, dense: Tensors, parts: list[TablePart]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._dense = dense
         self._sources: dict[MetadataIndex, tuple[TablePart, str, int]] = {}
         self._items = [
-            _write_item(name, value.dtype, (0,) * value.dim(), tuple(value.shape), tuple(value.shape))
+            _write_item(
+                name, value.dtype, (0,) * value.dim(), tuple(value.shape), tuple(value.shape)
+            )
             for name, value in dense.items()
         ]
         for part in parts:
@@ -145,36 +180,55 @@ class _LoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None
         items: list[ReadItem] = []
         for name, target in self._targets.items():
-            offsets = torch.Size([self._starts.get(name, 0), *[0] * (target.dim() - 1)] if target.dim() else [])
+            offsets = torch.Size(
+                [self._starts.get(name, 0), *[0] * (target.dim() - 1)] if target.dim() else []
+            )
             stored = self.metadata.state_dict_metadata[name]
             assert isinstance(stored, TensorStorageMetadata)
-            items += create_read_items_for_chunk_list(name, stored, [ChunkStorageMetadata(offsets, target.shape)])
+            items += create_read_items_for_chunk_list(
+                name, stored, [ChunkStorageMetadata(offsets, target.shape)]
+            )
         return LoadPlan(items)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         target = self._targets[read_item.dest_index.fqn]
-        for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+        for axis, (offset, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
             target = target.narrow(axis, offset, length)
         return target
 
 
-def save_sharded(directory: Path, dense: Tensors, tables: dict[str, Tier], ranks: Ranks) -> None:
-    """Write `dense` (given by rank 0 alone) and everybody's rows into `directory`, which exists. Collective.
+def save_sharded(
+    directory: Path, dense: Tensors, tables: dict[str, EmbeddingTable], ranks: Ranks
+) -> None:
+    """Write `dense` (given by rank 0 alone) and everybody's rows into `directory`, which exists.
+    Collective.
 
-    Replicas hold the same rows, so the first one writes. A rank that cannot write makes all ranks fail.
+    Replicas hold the same rows, so the first one writes. A rank that cannot write makes all ranks
+    fail.
     """
     parts: list[TablePart] = []
     failure: Exception | None = None
     if ranks.rank < ranks.shards:
         try:
-            parts = [TablePart.of(table, Placement(ranks.shards).slices(ranks.shard)) for table in tables.values()]
+            parts = [
+                TablePart.of(table, Placement(ranks.shards).slices(ranks.shard))
+                for table in tables.values()
+            ]
         except (OSError, SlipstreamError) as error:
             failure = error
     ranks.all_did(failure)
     group, rank = (None, 0) if ranks.everybody is None else (ranks.everybody.group, ranks.rank)
     counts = [part.keys.numel() for part in parts] if parts else [0] * len(tables)
-    counts_WC = torch.tensor([counts]) if ranks.everybody is None else ranks.everybody.gather_counts(torch.tensor(counts))
-    for part, before, total in zip(parts, counts_WC[:rank].sum(0).tolist(), counts_WC.sum(0).tolist(), strict=False):
+    counts_WC = (
+        torch.tensor([counts])
+        if ranks.everybody is None
+        else ranks.everybody.gather_counts(torch.tensor(counts))
+    )
+    for part, before, total in zip(
+        parts, counts_WC[:rank].sum(0).tolist(), counts_WC.sum(0).tolist(), strict=False
+    ):
         part.start, part.total = before, total
     try:
         dcp.save(
@@ -185,7 +239,9 @@ def save_sharded(directory: Path, dense: Tensors, tables: dict[str, Tier], ranks
             no_dist=group is None,
         )
     except CheckpointException as error:
-        raise SlipstreamError(f"a rank could not write its part: {_first_reason(error)}; older checkpoints are whole") from error
+        raise SlipstreamError(
+            f"a rank could not write its part: {_first_reason(error)}; older checkpoints are whole"
+        ) from error
 
 
 class ShardedReader:
@@ -194,53 +250,87 @@ class ShardedReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reader = PlainReader(path)
-        self.stored: dict[str, TensorStorageMetadata] = self._reader.read_metadata().state_dict_metadata  # type: ignore[assignment]
+        stored = self._reader.read_metadata().state_dict_metadata
+        self.stored: dict[str, TensorStorageMetadata] = stored  # type: ignore[assignment]
 
     def read(self, shapes: dict[str, tuple[int, int]]) -> Tensors:
         """Rows begin … end of the named tensors."""
         targets, starts = {}, {}
         for name, (begin, end) in shapes.items():
             kind = self.stored[name]
-            targets[name], starts[name] = torch.empty(end - begin, *kind.size[1:], dtype=kind.properties.dtype), begin
+            targets[name], starts[name] = (
+                torch.empty(end - begin, *kind.size[1:], dtype=kind.properties.dtype),
+                begin,
+            )
         return self._fill(targets, starts)
 
     def dense(self, prefixes: tuple[str, ...]) -> Tensors:
         """Every whole tensor whose name begins with one of `prefixes`."""
         wanted = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
-        return self._fill({name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in wanted.items()}, {})
+        return self._fill(
+            {
+                name: torch.empty(kind.size, dtype=kind.properties.dtype)
+                for name, kind in wanted.items()
+            },
+            {},
+        )
 
     def _fill(self, targets: Tensors, starts: dict[str, int]) -> Tensors:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that a single process loads is what is meant
-                dcp.load({}, storage_reader=self._reader, planner=_LoadPlanner(targets, starts), no_dist=True)
+                warnings.simplefilter(
+                    "ignore", UserWarning
+                )  # that a single process loads is what is meant
+                dcp.load(
+                    {},
+                    storage_reader=self._reader,
+                    planner=_LoadPlanner(targets, starts),
+                    no_dist=True,
+                )
         except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-            raise SlipstreamError(f"{self.path} is not a readable checkpoint: {_first_reason(error)}") from error
+            raise SlipstreamError(
+                f"{self.path} is not a readable checkpoint: {_first_reason(error)}"
+            ) from error
         return targets
 
-    def load_table(self, table: Tier, slices: tuple[int, int]) -> None:
+    def load_table(self, table: EmbeddingTable, slices: tuple[int, int]) -> None:
         """Put the rows of these slices into `table`, which has never been trained."""
         prefix = f"tables/{table.name}/"
         needed = entries_of(table, row_state(table.rule, table.dim, table.dtype))
         if f"{prefix}keys" not in self.stored:
             if f"{prefix}slices" not in self.stored:
-                raise SlipstreamError(f"{self.path} has no table '{table.name}'; use the recipe it was trained with")
+                raise SlipstreamError(
+                    f"{self.path} has no table '{table.name}'; use the recipe it was trained with"
+                )
             return  # nobody ever touched a row of it
         total = self.stored[f"{prefix}keys"].size[0]
-        found = {name.removeprefix(prefix): kind for name, kind in self.stored.items() if name.startswith(prefix)}
-        about_use = {entry for entry in found if entry.startswith("state.tier.")}  # a hashed table's; others let it be
+        found = {
+            name.removeprefix(prefix): kind
+            for name, kind in self.stored.items()
+            if name.startswith(prefix)
+        }
+        about_use = {
+            entry for entry in found if entry.startswith("state.tier.")
+        }  # a hashed table's; others let it be
         mine = needed.keys() | about_use
-        fits = {entry: (found[entry].properties.dtype, tuple(found[entry].size)) for entry in found.keys() - about_use - {"slices"}}
+        fits = {
+            entry: (found[entry].properties.dtype, tuple(found[entry].size))
+            for entry in found.keys() - about_use - {"slices"}
+        }
         if fits != {entry: (dtype, (total, *shape)) for entry, (dtype, shape) in needed.items()}:
             raise SlipstreamError(
-                f"the saved rows of table '{table.name}' do not fit: this table has rows of {table.dim} ({table.dtype}) with rule "
+                f"the saved rows of table '{table.name}' do not fit: this table has rows of "
+                f"{table.dim} ({table.dtype}) with rule "
                 f"{table.rule.name}; use the recipe it was trained with"
             )
         ends_S = self.read({f"{prefix}slices": (0, SLICES)})[f"{prefix}slices"].cumsum(0)
         first, last = (int(ends_S[border - 1]) if border else 0 for border in slices)
         for begin in range(first, last, CHUNK):
             part = (begin, min(begin + CHUNK, last))
-            rows = {name.removeprefix(prefix): value for name, value in self.read({prefix + e: part for e in mine}).items()}
+            rows = {
+                name.removeprefix(prefix): value
+                for name, value in self.read({prefix + e: part for e in mine}).items()
+            }
             keys_U, weights_UD = rows.pop("keys"), rows.pop("weights")
             order_U = keys_U.argsort()
             state = {name.removeprefix("state."): value[order_U] for name, value in rows.items()}

@@ -1,7 +1,9 @@
-"""What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard events.
+"""What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard
+events.
 
-Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never flatters. MFU is the model's FLOPs
-divided by (time x the matrix-multiply peak measured here, with the same threads, at the start). Only rank 0 speaks.
+Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never
+flatters. MFU is the model's FLOPs divided by (time x the matrix-multiply peak measured here, with
+the same threads, at the start). Only rank 0 speaks.
 """
 
 import json
@@ -47,12 +49,16 @@ def resident_bytes() -> int:
 
 
 class MetricsFile:
-    """metrics.jsonl: one object a line, appended; a resumed run first drops what lies after its checkpoint."""
+    """metrics.jsonl: one object a line, appended; a resumed run first drops what lies after its
+    checkpoint.
+    """
 
     def __init__(self, path: Path, resume_step: int) -> None:
         kept = [record for record in read_metrics(path) if record["step"] <= resume_step]
         with atomic_file(path) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+            temporary.write_text(
+                "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
+            )
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, record: dict[str, Any]) -> None:
@@ -87,7 +93,9 @@ class TensorBoard:
         if enabled:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(directory), purge_step=resume_step + 1 if resume_step else None)
+            self._writer = SummaryWriter(
+                str(directory), purge_step=resume_step + 1 if resume_step else None
+            )
 
     def scalars(self, group: str, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -103,7 +111,12 @@ class Meter:
     """Tokens and FLOPs against the wall clock since the last reading."""
 
     def __init__(self, peak_flops: float | None) -> None:
-        self.peak_flops, self._tokens, self._flops, self._since = peak_flops, 0, 0.0, time.perf_counter()
+        self.peak_flops, self._tokens, self._flops, self._since = (
+            peak_flops,
+            0,
+            0.0,
+            time.perf_counter(),
+        )
 
     def add(self, tokens: int, flops: float) -> None:
         self._tokens += tokens
@@ -113,7 +126,10 @@ class Meter:
         """Speed since the last reading, and memory now; starts the next interval."""
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
-        reading = {"tokens_per_second": self._tokens / seconds, "memory_bytes": float(resident_bytes())}
+        reading = {
+            "tokens_per_second": self._tokens / seconds,
+            "memory_bytes": float(resident_bytes()),
+        }
         if self.peak_flops:
             reading["mfu"] = self._flops / (seconds * self.peak_flops)
         self._tokens, self._flops, self._since = 0, 0.0, now
@@ -124,7 +140,9 @@ def describe(record: dict[str, Any], seconds_left: float | None) -> str:
     """The figures of the progress line, in words; figures nobody has yet are left out."""
     parts = [f"loss {record['loss']:.4g}"]
     if speed := record.get("tokens_per_second"):
-        parts.append(f"{speed / 1000:.0f}k tokens/s" if speed >= 10_000 else f"{speed:.0f} tokens/s")
+        parts.append(
+            f"{speed / 1000:.0f}k tokens/s" if speed >= 10_000 else f"{speed:.0f} tokens/s"
+        )
     if "mfu" in record:
         parts.append(f"MFU {100 * record['mfu']:.0f} %")
     if "exposed_lookup" in record:
@@ -138,7 +156,11 @@ def describe(record: dict[str, Any], seconds_left: float | None) -> str:
     if seconds_left is not None:
         minutes, seconds = divmod(int(seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
-        parts.append(f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left")
+        parts.append(
+            f"{hours}:{minutes:02d}:{seconds:02d} left"
+            if hours
+            else f"{minutes}:{seconds:02d} left"
+        )
     return "  ".join(parts)
 
 
@@ -167,7 +189,9 @@ class ProgressLine:
             return
         title = f"epoch {min(epoch, self.epochs)}/{self.epochs}"
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=title, completed=done, total=max(total, 1), figures=figures)
+            self._progress.update(
+                self._task, description=title, completed=done, total=max(total, 1), figures=figures
+            )
         elif now or time.monotonic() - self._last_plain >= _PLAIN_SECONDS:
             self._last_plain = time.monotonic()
             self.say(f"{title} {100 * done // max(total, 1)} %  {figures}")

@@ -1,8 +1,10 @@
-"""Knows when a rank is gone, and which one: every rank shows a sign of life in the job's store, and looks for its neighbour's.
+"""Knows when a rank is gone, and which one: every rank shows a sign of life in the job's store, and
+looks for its neighbour's.
 
-A rank that dies breaks the connections of the others, and their next collective fails at once, without a name; `who_is_lost` then
-finds the rank whose signs have stopped, or that said why it ends. A rank that only stops answering breaks nothing: after `SILENCE`
-seconds without a sign its neighbour tells everybody, and processes that are still stuck in a collective are ended.
+A rank that dies breaks the connections of the others, and their next collective fails at once,
+without a name; `who_is_lost` then finds the rank whose signs have stopped, or that said why it
+ends. A rank that only stops answering breaks nothing: after `SILENCE` seconds without a sign its
+neighbour tells everybody, and processes that are still stuck in a collective are ended.
 """
 
 import contextlib
@@ -26,7 +28,13 @@ class Watch:
     """This rank's sign of life, and its look at the others'."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world: int, *, silence: float = SILENCE, end: Callable[[str], None] | None = None
+        self,
+        store: dist.Store,
+        rank: int,
+        world: int,
+        *,
+        silence: float = SILENCE,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self.rank, self.world, self.silence = rank, world, silence
         self._store = dist.PrefixStore("watch", store.clone())  # type: ignore[attr-defined]
@@ -44,7 +52,9 @@ class Watch:
             self._set(f"failed/{self.rank}", reason[:2000])
 
     def who_is_lost(self, patience: float = 3 * NAMING) -> str | None:
-        """After a failed collective: a sentence about the rank that is gone, or None when everybody shows signs of life."""
+        """After a failed collective: a sentence about the rank that is gone, or None when everybody
+        shows signs of life.
+        """
         seen: dict[int, tuple[str | None, float]] = {}
         started = time.monotonic()
         while time.monotonic() - started < patience:
@@ -55,7 +65,10 @@ class Watch:
                     beat = self._get(f"beat/{other}")
                     left = self._get(f"left/{other}") is not None
                 except RuntimeError:
-                    return "the store of the job is gone, and with it the process that started the ranks (or rank 0)"
+                    return (
+                        "the store of the job is gone, and with it the process that started "
+                        "the ranks (or rank 0)"
+                    )
                 if other not in seen or seen[other][0] != beat or left:
                     seen[other] = (beat, time.monotonic())
                 elif time.monotonic() - seen[other][1] > NAMING:
@@ -71,7 +84,13 @@ class Watch:
             self._set(f"left/{self.rank}", "")
 
     def _work(self) -> None:
-        neighbour, seen, count, failures, lost_since = (self.rank + 1) % self.world, ("", time.monotonic()), 0, 0, 0.0
+        neighbour, seen, count, failures, lost_since = (
+            (self.rank + 1) % self.world,
+            ("", time.monotonic()),
+            0,
+            0,
+            0.0,
+        )
         while not self._closed.wait(BEAT):
             count += 1
             now, lost = time.monotonic(), None
@@ -85,7 +104,11 @@ class Watch:
                 lost, failures = self._get("lost"), 0
             except RuntimeError:
                 failures += 1
-                lost = "the store of the job is gone, and with it the process that started the ranks" if failures >= 3 else None
+                lost = (
+                    "the store of the job is gone, and with it the process that started the ranks"
+                    if failures >= 3
+                    else None
+                )
             if lost is not None:
                 lost_since = lost_since or now
                 if now - lost_since > GRACE and not self._closed.is_set():
@@ -108,7 +131,8 @@ class Watch:
 def end_process(sentence: str) -> None:
     """The last resort: the main thread is stuck in a collective that will never end."""
     print(
-        f"error: {sentence}; this job ends, run the same command again to go on from the last checkpoint",
+        f"error: {sentence}; this job ends, run the same command again to go on from the last "
+        "checkpoint",
         file=sys.stderr,
         flush=True,
     )

@@ -1,0 +1,1 @@
+"""Comparisons with peers and studies; not installed."""

@@ -1,0 +1,196 @@
+"""The course of `bench chaos`: a deployment under load whose processes are killed, drained and
+watched.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.chaos.load import Load, Tally
+from slipstream.errors import SlipstreamError
+from slipstream.serving.supervisor import Child, Plan, Supervisor, is_ready
+
+RECOVERY_LIMIT_SECONDS = 60.0
+
+
+@dataclass
+class Verdict:
+    """What `bench chaos` reports."""
+
+    tally: Tally
+    kills: dict[str, list[float]] = field(default_factory=dict)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    lost_in_rolling: int = 0
+    lost_at_end: int = 0
+    resident_bytes: list[dict[str, int]] = field(default_factory=list)
+
+    @property
+    def kill_times(self) -> list[float]:
+        return [moment for moments in self.kills.values() for moment in moments]
+
+    def growth(self) -> float:
+        """Resident memory of all processes at the end of the soak over that at its beginning,
+        medians of a third each.
+        """
+        totals = [sum(sample.values()) for sample in self.resident_bytes]
+        third = max(1, len(totals) // 3)
+        first, last = sorted(totals[:third]), sorted(totals[-third:])
+        return last[len(last) // 2] / first[len(first) // 2]
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long and how rough."""
+
+    instance_kills: int = 3
+    router_kills: int = 2
+    between_kills: float = 3.0
+    rolling: int = 1
+    soak_seconds: float = 0.0
+    sample_seconds: float = 1.0
+
+
+@contextlib.contextmanager
+def supervised(plan: Plan, say: Callable[[str], None]) -> Iterator[Supervisor]:
+    """A supervisor running in a thread; everything has left when the block ends."""
+    supervisor = Supervisor(plan, say)
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            supervisor.run()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        while thread.is_alive() and not supervisor.all_ready:
+            time.sleep(0.05)
+        if failure:
+            raise failure[0]
+        yield supervisor
+    finally:
+        supervisor.stop()
+        thread.join()
+
+
+def run_course(
+    supervisor: Supervisor, load: Load, course: Course, say: Callable[[str], None]
+) -> Verdict:
+    """The whole course. The supervisor is stopped at its end."""
+    return asyncio.run(_run_course(supervisor, load, course, say))
+
+
+async def _run_course(
+    supervisor: Supervisor, load: Load, course: Course, say: Callable[[str], None]
+) -> Verdict:
+    verdict = Verdict(load.tally)
+    await load.store_histories()
+    running = asyncio.create_task(load.run())
+    try:
+        await asyncio.sleep(1.0)
+        for number in range(course.instance_kills):
+            await _kill(
+                supervisor.instances[number % len(supervisor.instances)], "instance", verdict, say
+            )
+            await asyncio.sleep(course.between_kills)
+        for number in range(course.router_kills):
+            await _kill(
+                supervisor.routers[number % len(supervisor.routers)], "router", verdict, say
+            )
+            await asyncio.sleep(course.between_kills)
+        before = len(load.tally.failures)
+        for number in range(course.rolling):
+            await _roll(supervisor.instances[number % len(supervisor.instances)], say)
+        verdict.lost_in_rolling = len(load.tally.failures) - before
+        await _soak(supervisor, course, verdict, say)
+        before = len(load.tally.failures)
+        load.stop()
+        supervisor.stop()  # SIGTERM to all, with requests under way
+        await running
+        verdict.lost_at_end = len(load.tally.failures) - before
+    finally:
+        load.stop()
+        supervisor.stop()
+        await asyncio.gather(running, return_exceptions=True)
+    return verdict
+
+
+async def _kill(child: Child, kind: str, verdict: Verdict, say: Callable[[str], None]) -> None:
+    """kill -9, then wait until the killed process answers again (a router: until a request
+    succeeds).
+    """
+    assert child.process is not None
+    old, successes = child.process.pid, verdict.tally.successes
+    moment = time.monotonic()
+    os.kill(old, signal.SIGKILL)
+    verdict.kills.setdefault(kind, []).append(moment)
+
+    def back() -> bool:
+        renewed = child.process is not None and child.process.pid != old
+        if kind == "router":
+            return renewed and bool(successes) and successes[-1] > child.started_at
+        return renewed and is_ready(child.url)
+
+    seconds = await _wait_for(back, f"{child.name} did not come back")
+    verdict.recoveries.setdefault(kind, []).append(seconds)
+    say(f"killed {child.name}: back after {seconds:.2f} s")
+
+
+async def _roll(child: Child, say: Callable[[str], None]) -> None:
+    """SIGTERM to one instance while the load goes on: it drains, leaves, and is started again."""
+    assert child.process is not None
+    old = child.process.pid
+    os.kill(old, signal.SIGTERM)
+    back = lambda: child.process is not None and child.process.pid != old and is_ready(child.url)
+    seconds = await _wait_for(back, f"{child.name} did not come back from its drain")
+    say(f"drained {child.name}: back after {seconds:.2f} s")
+
+
+async def _wait_for(condition: Callable[[], bool], complaint: str) -> float:
+    began = time.monotonic()
+    while not await asyncio.to_thread(condition):
+        if time.monotonic() - began > RECOVERY_LIMIT_SECONDS:
+            raise SlipstreamError(f"{complaint} within {RECOVERY_LIMIT_SECONDS:.0f} s")
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def _soak(
+    supervisor: Supervisor, course: Course, verdict: Verdict, say: Callable[[str], None]
+) -> None:
+    """Leave everything in peace and watch its memory."""
+    end = time.monotonic() + course.soak_seconds
+    told = time.monotonic()
+    while time.monotonic() < end:
+        verdict.resident_bytes.append(
+            {
+                child.name: resident_bytes(child)
+                for child in [*supervisor.instances, *supervisor.routers]
+            }
+        )
+        if time.monotonic() - told > 30:
+            told = time.monotonic()
+            say(
+                f"soaking: {sum(verdict.resident_bytes[-1].values()) / 2**20:.0f} MiB, "
+                f"{end - told:.0f} s left"
+            )
+        await asyncio.sleep(course.sample_seconds)
+
+
+def resident_bytes(child: Child) -> int:
+    """Resident memory of a child, 0 when it is gone."""
+    if child.process is None:
+        return 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{child.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,125 @@
+"""A disk table ten times its memory budget in training: rows gathered, moved and written back,
+resident memory printed and bounded.
+
+Every step asks for 20,000 distinct rows (half from a Zipf law, half anywhere) until well more rows
+have moved than the cache holds; then the table is flushed, opened again, and a sample of rows is
+compared with what training had made of them.
+"""
+
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+
+from slipstream.bench import harness
+from slipstream.tables.disk_table import DiskTable
+from slipstream.tables.row_optimizers import RowwiseAdam
+
+DIM, STEP_ROWS = 128, 20_000
+FULL, QUICK = (
+    (10_000_000, 1 << 30),
+    (200_000, 21 << 20),
+)  # rows and cache bytes; a row with its state is 1,040 bytes
+MOVED_OVER_CACHE = 1.3  # train until so many times the cache's rows have been moved
+
+
+def resident_bytes() -> int:
+    """Memory of this process in use now."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _keys(rng: np.random.Generator, num_rows: int, count: int) -> torch.Tensor:
+    zipf = (rng.zipf(1.2, count // 2) * 2_654_435_761) % num_rows
+    return torch.from_numpy(
+        np.union1d(zipf, rng.integers(0, num_rows, count // 2)).astype(np.int64)
+    )
+
+
+class Training:
+    """The steps, and what is measured of them."""
+
+    def __init__(self, table: DiskTable, num_rows: int, step_rows: int) -> None:
+        self.table, self.num_rows, self.step_rows = table, num_rows, step_rows
+        self.rng = np.random.default_rng(0)
+        self.seconds: list[float] = []
+        self.moved = np.zeros(num_rows, dtype=bool)
+        self.start, self.peak = resident_bytes(), 0
+
+    def step(self) -> None:
+        """Gather, a gradient that pulls rows to zero, update."""
+        keys_U = _keys(self.rng, self.num_rows, self.step_rows)
+        begin = time.perf_counter()
+        weights_UD = self.table.gather(keys_U)
+        self.table.apply(keys_U, weights_UD, 1e-3)
+        self.seconds.append(time.perf_counter() - begin)
+        self.moved[keys_U.numpy()] = True
+        self.peak = max(self.peak, resident_bytes())
+
+    def run(self, rows_to_move: int) -> None:
+        """Steps until so many rows have moved."""
+        with Progress(transient=True) as progress:
+            task = progress.add_task("training", total=rows_to_move)
+            while self.moved.sum() < rows_to_move:
+                self.step()
+                progress.update(task, completed=int(self.moved.sum()))
+
+
+def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
+    """Train, flush, open again; print resident memory beside the budget and the size of the table."""
+    (num_rows, budget), step_rows = (QUICK, 2_000) if quick else (FULL, STEP_ROWS)
+    start = resident_bytes()
+    # Beside the working directory, not in the system's temporary one: that may live in memory.
+    with tempfile.TemporaryDirectory(prefix=".slipstream-bench-", dir=os.getcwd()) as directory:
+        table = DiskTable("item", num_rows, DIM, RowwiseAdam(), directory, cache_bytes=budget)
+        training = Training(table, num_rows, step_rows)
+        training.run(int(MOVED_OVER_CACHE * table.cache_rows))
+        begin = time.perf_counter()
+        table.flush()
+        flush_seconds, peak = time.perf_counter() - begin, max(training.peak, resident_bytes())
+        sample = torch.from_numpy(
+            np.flatnonzero(training.moved)[:: max(1, int(training.moved.sum()) // 5_000)]
+        )
+        trained, counters, record_bytes, cache_rows = (
+            table.read(sample),
+            dict(table.counters),
+            table.record_bytes,
+            table.cache_rows,
+        )
+        table.close()
+        del table
+        reopened = DiskTable("item", num_rows, DIM, RowwiseAdam(), directory, cache_bytes=budget)
+        found = reopened.read(sample)
+        reopened.close()
+    lost = int((found.weights_UD != trained.weights_UD).any(1).sum()) + int(
+        (found.state["steps"] != trained.state["steps"]).sum()
+    )
+    served = counters["hits"] + counters["reads"] + counters["born"]
+    claims = {
+        "table_bytes": float(num_rows * record_bytes),
+        "budget_bytes": float(budget),
+        "resident_bytes": float(peak - start),
+        "rows_lost": float(lost),
+    }
+    row = {
+        "variant": f"{num_rows:,} x {DIM}, Adam",
+        "table GB": num_rows * record_bytes / 1e9,
+        "budget GB": budget / 1e9,
+        "resident GB": (peak - start) / 1e9,
+        "cache rows": cache_rows,
+        "rows moved": int(training.moved.sum()),
+        "steps": len(training.seconds),
+        "ms a step": 1e3 * harness.median(training.seconds),
+        "spread": harness.spread(training.seconds),
+        "found in memory": counters["hits"] / served,
+        "written back": counters["written"],
+        "flush s": flush_seconds,
+        "samples": training.seconds,
+    }
+    return harness.finish("disk-table", [row], claims, json_path)

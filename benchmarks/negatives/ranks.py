@@ -1,0 +1,110 @@
+"""Two real ranks train one step with negatives in 32 and in 16 bits and count every byte they send
+each other.
+"""
+
+import json
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.local_ranks import run_ranks
+from benchmarks.negatives.steps import recipe_of
+from slipstream.bench.negative_memory import CHILD_SECONDS
+from slipstream.bench.step_samples import batch_of
+from slipstream.tables.communicator import Communicator
+from slipstream.tables.transport import Transport
+from slipstream.training.features import Features
+from slipstream.training.loop import train_step
+from slipstream.training.optimizers import make_adamw
+from slipstream.training.ranks import arrange
+from slipstream.training.recommender import Recommender
+
+WORLD = 2
+
+
+class Counted:
+    """Bytes to other ranks while it is in force: keys, rows and gradients, the last two by how they
+    travel.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = {}
+
+    def __enter__(self) -> "Counted":
+        self._lane, self._transport = Communicator.swap, Transport.swap
+        counted, lane_swap, transport_swap = self, Communicator.swap, Transport.swap
+        travelling = ["exact"]
+
+        def through(self: Transport, *arguments: Any) -> torch.Tensor:
+            travelling[0] = "exact" if self.kind == "exact" else "16 bits"
+            try:
+                return transport_swap(self, *arguments)
+            finally:
+                travelling[0] = "exact"
+
+        def swap(
+            self: Communicator,
+            sent: torch.Tensor,
+            send_sizes: list[int],
+            receive_sizes: list[int],
+            purpose: str,
+        ) -> torch.Tensor:
+            away = (
+                sum(size for place, size in enumerate(send_sizes) if place != self.rank)
+                * sent.dtype.itemsize
+            )
+            name = "keys" if purpose == "keys" else travelling[0]
+            counted.bytes[name] = counted.bytes.get(name, 0) + away
+            return lane_swap(self, sent, send_sizes, receive_sizes, purpose)
+
+        Communicator.swap, Transport.swap = swap, through  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        Communicator.swap, Transport.swap = self._lane, self._transport  # type: ignore[method-assign]
+
+
+def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: int) -> None:
+    """One rank; rank 0 prints the bytes of both ranks per precision."""
+    torch.set_num_threads(1)
+    wait = timedelta(seconds=CHILD_SECONDS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD, timeout=wait
+    )
+    try:
+        ranks, found = arrange("auto", wait), {}
+        for precision in ("fp32", "fp16"):
+            recipe = recipe_of({"negatives": negatives, "precision": precision})
+            recommender = Recommender(recipe, Features(items), ranks=ranks)
+            optimizer = make_adamw(recommender.model, recipe.optimizer)
+            batch = batch_of(lengths, items, seed=rank, first_user=rank * len(lengths))
+            with Counted() as counted:
+                train_step(recommender, optimizer, batch, 0, 1_000, ranks)
+            names = ("keys", "exact", "16 bits")
+            total = ranks.sum([float(counted.bytes.get(name, 0)) for name in names])
+            found[precision] = dict(zip(names, total, strict=True))
+        if rank == 0:
+            print(json.dumps(found))
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(lengths: list[int], items: int, negatives: int) -> dict[str, dict[str, float]]:
+    """Bytes of one step over both ranks, per precision: keys, exact rows and gradients, those in 16
+    bits.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        asked = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
+        found: dict[str, dict[str, float]] = run_ranks(
+            "benchmarks.negatives.ranks", [asked], world=WORLD, seconds_allowed=CHILD_SECONDS
+        )
+        return found
+
+
+if __name__ == "__main__":
+    child(int(sys.argv[1]), *json.loads(sys.argv[2]))

@@ -1,0 +1,154 @@
+"""Links between the ranks of the pipeline benchmark: network namespaces joined by rate-limited
+cables, or an emulated link.
+
+With root on Linux two namespaces are joined by a veth pair whose ends pass a token bucket (`tc …
+tbf`): waiting there costs no processor time, as on a real network. Elsewhere every message is
+followed by a pause as long as it would take; the report says so.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.interrupts import terminated_as_interrupted
+from slipstream.pipeline.peers import Peers
+
+
+def can_make_namespaces() -> bool:
+    """Whether this process may build network namespaces with token buckets."""
+    if (
+        os.name != "posix"
+        or not hasattr(os, "geteuid")
+        or os.geteuid() != 0
+        or not (shutil.which("ip") and shutil.which("tc"))
+    ):
+        return False
+    with contextlib.suppress(RuntimeError), two_namespaces() as link:
+        link.set_rate(1e8)
+        return True
+    return False
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+class Namespaces:
+    """Two namespaces with a cable; names carry the process id, so that two benchmarks do not meet."""
+
+    kind = "network namespaces"
+
+    def __init__(self) -> None:
+        self.names = [f"slip{os.getpid()}n{end}" for end in range(2)]
+        self.cards = [f"slip{os.getpid() % 100000}v{end}" for end in range(2)]
+
+    def build(self) -> None:
+        for name in self.names:
+            _call("ip", "netns", "add", name)
+        _call("ip", "link", "add", self.cards[0], "type", "veth", "peer", "name", self.cards[1])
+        for end, (name, card) in enumerate(zip(self.names, self.cards, strict=True)):
+            _call("ip", "link", "set", card, "netns", name)
+            _call("ip", "-n", name, "addr", "add", f"10.231.7.{end + 1}/24", "dev", card)
+            _call("ip", "-n", name, "link", "set", card, "up")
+            _call("ip", "-n", name, "link", "set", "lo", "up")
+
+    def set_rate(self, bytes_per_second: float | None) -> None:
+        """Limit both directions; None: as fast as the machine copies."""
+        for name, card in zip(self.names, self.cards, strict=True):
+            if bytes_per_second is None:
+                subprocess.run(
+                    ["tc", "-n", name, "qdisc", "del", "dev", card, "root"],
+                    capture_output=True,
+                    timeout=20,
+                )
+                continue
+            bits = max(int(8 * bytes_per_second), 80_000)
+            burst = max(
+                16_000, int(bytes_per_second / 500)
+            )  # about two milliseconds, and a few packets at least
+            shape = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "limit", str(8 << 20)]
+            _call("tc", "-n", name, "qdisc", "replace", "dev", card, "root", *shape)
+
+    def command(self, rank: int) -> list[str]:
+        return ["ip", "netns", "exec", self.names[rank]]
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {"GLOO_SOCKET_IFNAME": self.cards[rank]}
+
+    def remove(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def two_namespaces() -> Iterator[Namespaces]:
+    """Namespaces that are gone afterwards, whatever happens; those of a benchmark that was killed
+    go first.
+    """
+    _sweep()
+    link = Namespaces()
+    with terminated_as_interrupted():
+        try:
+            link.build()
+            yield link
+        finally:
+            link.remove()
+
+
+def _sweep() -> None:
+    """Remove namespaces whose process is gone: nothing can tidy up after SIGKILL but the next run."""
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, timeout=20
+    ).stdout
+    for name, process in re.findall(r"^(slip(\d+)n[01])\b", listed, re.MULTILINE):
+        if not Path("/proc", process).exists():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
+
+
+class EmulatedLink:
+    """One direction of a cable in this process: messages pass one after the other, each as long as
+    its bytes take.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate, self._free, self._lock = bytes_per_second, 0.0, threading.Lock()
+
+    def carry(self, size: int) -> None:
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + size / self._rate
+            until = self._free
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def slow_down(self, peers: Peers) -> None:
+        """Let every message of these peers pass through this link."""
+        for wires in peers.wires.values():
+            for wire in wires:
+                self._wrap(wire)
+
+    def _wrap(self, wire: Any) -> None:
+        swap, sum_, rank = wire.swap, wire.sum_, wire.rank
+
+        def slow_swap(
+            sent: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], purpose: str
+        ) -> torch.Tensor:
+            received = swap(sent, send_sizes, receive_sizes, purpose)
+            self.carry((sum(send_sizes) - send_sizes[rank]) * sent.element_size())
+            return received
+
+        def slow_sum(values: torch.Tensor) -> torch.Tensor:
+            summed = sum_(values)
+            self.carry(values.numel() * values.element_size())
+            return summed
+
+        wire.swap, wire.sum_ = slow_swap, slow_sum

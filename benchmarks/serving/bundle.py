@@ -1,0 +1,81 @@
+"""A bundle of random weights and a stated size: serving speed and exactness do not depend on what a
+model has learnt.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from slipstream.bundle import write_bundle
+from slipstream.models.build import build_model
+from slipstream.models.model_config import ModelConfig
+
+_EMBEDDING_STD = 0.1
+
+
+def random_bundle(
+    directory: str | Path,
+    model: dict[str, Any],
+    *,
+    task: str = "ranking",
+    tasks: Sequence[str] = ("click", "like"),
+    num_items: int = 5_000,
+    item_features: dict[str, int] | None = None,
+    user_features: dict[str, int] | None = None,
+    first_id: int = 1 << 40,
+    seed: int = 0,
+    noise: float = 0.0,
+) -> str:
+    """Writes the bundle, returns its version. Item ids run from `first_id`; `noise` shakes all
+    weights so that each is felt.
+    """
+    config = ModelConfig.model_validate(model)
+    item_features, user_features = item_features or {}, user_features or {}
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build_model(
+            config,
+            task,
+            tasks if task == "ranking" else (),
+            tuple(user_features),
+            tuple(item_features),
+        )  # type: ignore[arg-type]
+    tensors = {}
+    for name, value in net.state_dict().items():
+        shaken = value + noise * torch.randn(value.shape, generator=generator) if noise else value
+        tensors[f"model/{name}"] = shaken
+    sizes = {"item": num_items}
+    sizes |= {f"item.{name}": size for name, size in item_features.items()}
+    sizes |= {f"user.{name}": size for name, size in user_features.items()}
+    for name, rows in sizes.items():
+        tensors[f"tables/{name}"] = _EMBEDDING_STD * torch.randn(
+            rows, config.dim, generator=generator
+        )
+    for name, size in item_features.items():
+        tensors[f"codes/{name}"] = torch.randint(0, size, (num_items,), generator=generator)
+    recipe: dict[str, Any] = {
+        "task": task,
+        "model": config.model_dump(mode="json"),
+        "loss": {"normalize": True},
+    }
+    if task == "ranking":
+        recipe["tasks"] = {
+            name: {"column": name, "threshold": 0.5, "weight": 1.0} for name in tasks
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "items.arrow"
+        batch = pa.record_batch({"id": pa.array(np.arange(num_items, dtype=np.int64) + first_id)})
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        sizes_told = {
+            "num_items": num_items,
+            "item_cardinalities": item_features,
+            "user_cardinalities": user_features,
+        }
+        return write_bundle(directory, recipe, sizes_told, tensors, path)

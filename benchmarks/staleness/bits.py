@@ -1,0 +1,48 @@
+"""One digest of everything a training left behind: equal digests mean equal bits, whoever trained
+and on how many ranks.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from slipstream.training.checkpoint import read_dense
+from slipstream.training.optimizers import optimizer_tensors
+from slipstream.training.recommender import Recommender
+
+
+def digest_of(dense: Mapping[str, torch.Tensor], recommender: Recommender) -> str:
+    """Of the named dense tensors and of every row with its state, trained or as it was born: who
+    counts as touched differs.
+    """
+    tensors = dict(dense)
+    for table_name, table in recommender.tables.tables.items():
+        assert table.num_rows is not None
+        rows = table.read(torch.arange(table.num_rows))
+        tensors |= {
+            f"tables/{table_name}/{name}": value
+            for name, value in {"weights": rows.weights_UD, **rows.state}.items()
+        }
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().contiguous()
+        digest.update(f"\0{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def digest_of_checkpoint(path: Path, recommender: Recommender) -> str:
+    """Of a checkpoint whose weights and rows have been loaded into `recommender`."""
+    return digest_of(read_dense(path, ("model/", "optimizer/")), recommender)
+
+
+def digest_in_memory(recommender: Recommender, optimizer: torch.optim.AdamW) -> str:
+    """Of a training that was never saved; the same as its checkpoint would have."""
+    dense = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
+    dense |= {
+        f"optimizer/{name}": value
+        for name, value in optimizer_tensors(optimizer, recommender.model).items()
+    }
+    return digest_of(dense, recommender)

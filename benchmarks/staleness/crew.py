@@ -1,0 +1,106 @@
+"""Starts the workers of a study, watches them, and ends them: first single workers side by side,
+then crews of ranks.
+
+Workers stay in the process group of the command, so Ctrl-C (and whatever else is sent to the group)
+reaches all of them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import slipstream
+from benchmarks.staleness.worker import STOPPED, Session
+from slipstream.errors import SlipstreamError
+
+POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 20.0  # a worker that was asked to stop finishes its step
+
+
+def work_off(session: Session, crew_sizes: list[int], jobs: int, watch: Callable[[], None]) -> None:
+    """Do every run that is left; `watch` is called again and again meanwhile. A worker that fails
+    ends the study.
+    """
+    scratch = Path(session.scratch)
+    for ranks in crew_sizes:
+        asked = replace(session, ranks=ranks)
+        asked.save(scratch / f"session-{ranks}.json")
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(_Worker(scratch, ranks, number))
+                for number in range(jobs if ranks == 1 else ranks)
+            ]
+            while any(worker.running() for worker in workers):
+                watch()
+                time.sleep(POLL_SECONDS)
+                for worker in workers:
+                    worker.complain()
+            for worker in workers:
+                worker.complain()
+    watch()
+
+
+class _Worker:
+    """One worker process and its log."""
+
+    def __init__(self, scratch: Path, ranks: int, number: int) -> None:
+        self.log = scratch / f"worker-{ranks}-{number}.log"
+        rank = number if ranks > 1 else 0
+        self.command = [
+            sys.executable,
+            "-m",
+            "benchmarks.staleness.worker",
+            str(scratch / f"session-{ranks}.json"),
+            str(rank),
+        ]
+
+    def __enter__(self) -> "_Worker":
+        sources = str(Path(slipstream.__file__).parent.parent)
+        paths = os.pathsep.join([sources, *filter(None, [os.environ.get("PYTHONPATH")])])
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": loopback,
+        }
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            environment.pop(name, None)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+        return self
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def complain(self) -> None:
+        """Raise what a failed worker said last; one that was stopped from outside stops the study
+        as Ctrl-C would.
+        """
+        code = self.process.poll()
+        if code in (None, 0):
+            return
+        if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):
+            raise KeyboardInterrupt
+        said = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        reason = said[-1].strip() if said else f"it ended with {code}"
+        raise SlipstreamError(
+            f"a worker of the study failed: {reason}; run the same command again to go on"
+        )
+
+    def __exit__(self, *failure: object) -> None:
+        if self.running():
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()

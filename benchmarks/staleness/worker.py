@@ -1,0 +1,126 @@
+"""A process that does runs of a study, one after the other, until none is left: `python -m
+benchmarks.staleness.worker SESSION`.
+
+SESSION is the JSON file its parent wrote. Several single workers share the work by claiming runs; a
+crew of ranks walks the same list together. A worker ends when its parent is gone, and without a
+result for the run it was asked to stop in.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.staleness.cases import CASES, QUICK, open_store
+from benchmarks.staleness.plan import Planned, plan
+from benchmarks.staleness.single_run import Interrupted, perform
+from slipstream.data.store import SequenceStore
+from slipstream.files import read_json, write_json
+
+STOPPED = 130  # how a worker ends that was asked to stop
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a study asks of its workers."""
+
+    cases: list[str]
+    seeds: list[int]
+    variants: list[str] | None
+    data: str
+    out: str
+    scratch: str  # of this session alone
+    parent: int
+    ranks: int = 1
+
+    def save(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    def runs(self) -> tuple[list[Planned], dict[str, SequenceStore]]:
+        """The plan and the stores it is about; the same on every worker."""
+        cases = [QUICK if name == QUICK.name else CASES[name] for name in self.cases]
+        stores = {case.name: open_store(case, Path(self.data), Path(self.out)) for case in cases}
+        digests = {name: store.digest for name, store in stores.items()}
+        return plan(
+            cases, digests, self.seeds, None if self.variants is None else tuple(self.variants)
+        ), stores
+
+
+def main(session_path: str, rank: int = 0) -> int:
+    session = Session(**read_json(session_path))
+    torch.set_num_threads(1)
+    runs, stores = session.runs()
+    wanted = [run for run in runs if run.variant.ranks == session.ranks]
+    with _together(session, rank):
+        for run in wanted:
+            if not _parent_lives(session.parent):
+                return STOPPED
+            if not _claimed(run, session, rank):
+                continue
+            try:
+                result = perform(
+                    run, stores[run.case.name], Path(session.scratch) / run.name, first=rank == 0
+                )
+            except Interrupted:
+                return STOPPED
+            if result is not None:
+                write_json(run.result_path(Path(session.out)), result)
+    return 0
+
+
+@contextlib.contextmanager
+def _together(session: Session, rank: int) -> Iterator[None]:
+    """The process group of a crew of ranks, who meet through a file; nothing where a worker is
+    alone.
+    """
+    if session.ranks == 1:
+        yield
+        return
+    meeting, timeout = f"file://{Path(session.scratch).resolve() / 'meeting'}", timedelta(hours=1)
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=session.ranks, timeout=timeout
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _claimed(run: Planned, session: Session, rank: int) -> bool:
+    """Whether this worker is to do the run: it is not done, and nobody else of this session has
+    begun it.
+    """
+    if session.ranks > 1:
+        mine = [run.result(Path(session.out)) is None if rank == 0 else None]
+        dist.broadcast_object_list(mine, src=0)
+        return bool(mine[0])
+    if run.result(Path(session.out)) is not None:
+        return False
+    try:
+        os.close(os.open(Path(session.scratch) / f"{run.name}.claimed", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _parent_lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)

@@ -1,0 +1,188 @@
+"""`slipstream train | evaluate | recommend | export`: the life of one run."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.errors import SlipstreamError
+from slipstream.files import read_json
+
+RunArgument = Annotated[
+    Path, typer.Argument(help="A run's directory, for example runs/ml-1m-hstu.", show_default=False)
+]
+console = Console(highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add this group's commands."""
+    app.command()(train)
+    app.command()(evaluate)
+    app.command()(recommend)
+    app.command()(export)
+
+
+def show_metrics(figures: dict[str, float], title: str) -> None:
+    """Metrics as a small table: one row per kind, one column per k (or task)."""
+    console.print(f"[bold]{title}[/bold]")
+    table = Table()
+    columns = list(
+        dict.fromkeys(
+            name.partition("@")[2] or name.partition("/")[2]
+            for name in figures
+            if "@" in name or "/" in name
+        )
+    )
+    kinds = list(
+        dict.fromkeys(
+            name.partition("@")[0].partition("/")[0]
+            for name in figures
+            if "@" in name or "/" in name
+        )
+    )
+    table.add_column("")
+    for column in columns:
+        table.add_column(f"@{column}" if column.isdigit() else column, justify="right")
+    for kind in kinds:
+        values = [
+            figures.get(f"{kind}@{column}", figures.get(f"{kind}/{column}")) for column in columns
+        ]
+        table.add_row(kind, *("" if value is None else f"{value:.4f}" for value in values))
+    console.print(table)
+    rest = {name: value for name, value in figures.items() if "@" not in name and "/" not in name}
+    console.print(
+        "   ".join(
+            f"{name} {value:,.0f}" if value >= 2 else f"{name} {value:.4f}"
+            for name, value in rest.items()
+        )
+    )
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe file, or the name of a shipped one.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Change keys of the recipe: data=DIR, max_steps=200, model.dim=64 …",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; default runs/<name of the recipe>.")
+    ] = None,
+) -> None:
+    """Train a recipe. The same command again goes on where it stopped, bit for bit.
+
+    Example: slipstream train recipes/ml-1m-hstu.yaml data=data/ml-1m
+
+    Many ranks: torchrun --nproc-per-node 4 -m slipstream train ml-1m-hstu data=data/ml-1m mesh=2x2
+    """
+    from slipstream import api
+    from slipstream.training.telemetry import is_first_rank
+
+    run = api.train(recipe, *(overrides or []), out=out)
+    if not is_first_rank():
+        return
+    note = read_json(run.directory / "run.json")
+    console.print(
+        f"{note['status']} after {note['step']:,} steps, {note['seconds']:.0f} s; report: "
+        f"{run.directory / 'report.html'}"
+    )
+    if note.get("metrics"):
+        show_metrics(note["metrics"], f"Validation at the best epoch (step {note['best_step']:,})")
+    console.print(f"next: slipstream evaluate {run.directory}")
+
+
+def evaluate(
+    run: RunArgument,
+    split: Annotated[
+        Literal["test", "validation"], typer.Option(help="Which held-out behaviours to ask for.")
+    ] = "test",
+    sampled: Annotated[
+        bool,
+        typer.Option(
+            "--sampled", help="SASRec's protocol with 100 random items; flatters, for old tables."
+        ),
+    ] = False,
+    hide_request_time: Annotated[
+        bool,
+        typer.Option(
+            "--hide-request-time",
+            help="Let the query not know when it is asked: what a time_bias next owes to it.",
+        ),
+    ] = False,
+) -> None:
+    """Evaluate a run's best weights: the whole catalogue ranked, seen items filtered, ties
+    averaged.
+    """
+    from slipstream import api
+
+    if sampled and hide_request_time:
+        raise SlipstreamError("--sampled and --hide-request-time are two protocols; choose one")
+    protocol: Literal["full", "sampled", "no_request_time"] = "full"
+    protocol = "sampled" if sampled else "no_request_time" if hide_request_time else protocol
+    title = (
+        f"{run.name}: {split}"
+        + {"full": "", "sampled": ", sampled", "no_request_time": ", request time hidden"}[protocol]
+    )
+    show_metrics(api.Run(run).evaluate(split, protocol=protocol), title)
+
+
+def recommend(
+    run: RunArgument,
+    user: Annotated[
+        str, typer.Option(help="The user's id as in the original data.", show_default=False)
+    ],
+    count: Annotated[int, typer.Option(min=1, max=1000, help="How many items to show.")] = 10,
+    history: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10_000, help="How many of the latest behaviours to show beside them."
+        ),
+    ] = 10,
+) -> None:
+    """Recommend unseen items to a user, beside the history the model saw."""
+    from slipstream import api
+
+    opened = api.Run(run)
+    show_recommendation(opened, user, count, history)
+
+
+def show_recommendation(run: "object", user: str, count: int, history: int) -> None:
+    """The two lists side by side, newest behaviour first."""
+    from slipstream import api
+
+    assert isinstance(run, api.Run)
+    answer, items = run.recommend(user, count), run.store.items
+
+    def label(row: int) -> str:
+        return items.title(row) or str(items.id(row))
+
+    recent = [label(row) for row in answer.history[::-1][:history]]
+    best = [
+        (label(row), f"{score:.3f}") for row, score in zip(answer.items, answer.scores, strict=True)
+    ]
+    table = Table(title=f"User {user}: {len(answer.history)} behaviours seen", title_justify="left")
+    for heading in ("latest history", "recommended", "score"):
+        table.add_column(heading, justify="right" if heading == "score" else "left")
+    for place in range(max(len(recent), len(best))):
+        left = recent[place] if place < len(recent) else ""
+        table.add_row(left, *(best[place] if place < len(best) else ("", "")))
+    console.print(table)
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path, typer.Option(help="Directory of the bundle to write.", show_default=False)
+    ],
+) -> None:
+    """Write a run's best weights as a bundle (safetensors, vocabulary, recipe): what serving opens."""
+    from slipstream import api
+
+    version = api.Run(run).export(out)
+    console.print(f"bundle {out} written, version {version}")

@@ -1,0 +1,133 @@
+"""The operators around attention: SiLU after a projection, norm x gate x dropout after attention,
+RMS norm, dropout.
+
+Dropout is stateless: whether a value is kept depends on (seed, token name, column) only, so its
+mask is never stored, backward recomputes it, and a token keeps its mask in whatever micro-batch or
+rank it is computed.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from slipstream.ops import backend as backends
+from slipstream.ops import operand_checks
+from slipstream.ops import pointwise_native as neighbours_native
+from slipstream.ops import pointwise_reference as neighbours_reference
+
+Norm = Literal["layer", "rms"]
+
+
+def linear_silu(
+    x_TD: torch.Tensor,
+    weight_FD: torch.Tensor,
+    bias_F: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """silu(x W^T + b) for x [T, D], W [F, D], b [F]."""
+    operand_checks.floating("x", x_TD, dims=2)
+    operand_checks.floating("weight", weight_FD, dims=2)
+    operand_checks.like("weight", weight_FD, "x", x_TD, (weight_FD.shape[0], x_TD.shape[1]))
+    if bias_F is not None:
+        operand_checks.like("bias", bias_F, "weight", weight_FD, (weight_FD.shape[0],))
+    if backends.choose(backend, x_TD) == "native":
+        return neighbours_native.linear_silu(x_TD, weight_FD, bias_F)
+    return neighbours_reference.linear_silu(x_TD, weight_FD, bias_F)
+
+
+def layer_norm(x_TD: torch.Tensor, *, eps: float = 1e-6) -> torch.Tensor:
+    """Layer norm over D without parameters (torch's own kernel is already one pass)."""
+    operand_checks.floating("x", x_TD, dims=2)
+    operand_checks.not_negative("eps", eps)
+    return F.layer_norm(x_TD, (x_TD.shape[1],), eps=eps) if x_TD.shape[1] else x_TD
+
+
+def rms_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps), times an optional weight."""
+    operand_checks.floating("x", x_TD, dims=2)
+    operand_checks.not_negative("eps", eps)
+    if weight_D is not None:
+        operand_checks.like("weight", weight_D, "x", x_TD, (x_TD.shape[1],))
+    if backends.choose(backend, x_TD) == "native":
+        return neighbours_native.norm_gate_dropout(
+            x_TD, None, weight_D, None, norm="rms", eps=eps, p=0.0, seed=None
+        )
+    return neighbours_reference.rms_norm(x_TD, weight_D, eps)
+
+
+def norm_gate_dropout(
+    x_TF: torch.Tensor,
+    gate_TF: torch.Tensor,
+    *,
+    norm: Norm = "layer",
+    eps: float = 1e-6,
+    p: float = 0.0,
+    seed: int | None = None,
+    token_ids_T: torch.Tensor | None = None,
+    weight_F: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """dropout(norm(x) * weight * gate); without a seed (or with p = 0) nothing is dropped."""
+    operand_checks.floating("x", x_TF, dims=2)
+    operand_checks.like("gate", gate_TF, "x", x_TF, tuple(x_TF.shape))
+    operand_checks.not_negative("eps", eps)
+    if norm not in ("layer", "rms"):
+        raise ValueError(f"norm must be 'layer' or 'rms', got {norm!r}")
+    if weight_F is not None:
+        operand_checks.like("weight", weight_F, "x", x_TF, (x_TF.shape[1],))
+    seed = _checked_seed(x_TF, p, seed, token_ids_T)
+    serve = (
+        neighbours_native if backends.choose(backend, x_TF) == "native" else neighbours_reference
+    )
+    return serve.norm_gate_dropout(
+        x_TF, gate_TF, weight_F, token_ids_T, norm=norm, eps=eps, p=p, seed=seed
+    )
+
+
+def dropout(
+    x_TD: torch.Tensor,
+    *,
+    p: float,
+    seed: int | None,
+    token_ids_T: torch.Tensor | None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Zero values with probability p and scale the rest by 1 / (1 - p); without a seed (or with p =
+    0) x itself.
+    """
+    operand_checks.floating("x", x_TD, dims=2)
+    seed = _checked_seed(x_TD, p, seed, token_ids_T)
+    chosen = backends.choose(backend, x_TD)
+    if seed is None or token_ids_T is None:
+        return x_TD
+    serve = neighbours_native if chosen == "native" else neighbours_reference
+    return serve.dropout(x_TD, p, seed, token_ids_T)
+
+
+def _checked_seed(
+    x_TD: torch.Tensor, p: float, seed: int | None, token_ids_T: torch.Tensor | None
+) -> int | None:
+    """The seed to drop with, or None where nothing is dropped."""
+    operand_checks.probability("p", p)
+    if seed is not None and not -(1 << 63) <= seed < 1 << 63:
+        raise ValueError(f"seed must fit into 64 bits, got {seed}")
+    if token_ids_T is not None:
+        operand_checks.integers(
+            "token_ids", token_ids_T, shape=(x_TD.shape[0],), device=x_TD.device
+        )
+    if seed is None or p == 0.0:
+        return None
+    if token_ids_T is None:
+        raise ValueError(
+            "dropout needs token_ids_T, the names its mask is drawn from; pass one int64 name per "
+            "token"
+        )
+    return seed

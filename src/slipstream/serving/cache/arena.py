@@ -1,0 +1,84 @@
+"""One preallocated block of memory, handed out in contiguous pieces: best fit, neighbours merged
+when given back.
+
+Attention reads a layer's keys as one piece, so a prefix gets one extent rather than scattered
+pages. Everything is allocated and touched once at the start: nothing on the way of a request asks
+the system for memory.
+"""
+
+from bisect import bisect_left
+
+import torch
+
+ALIGN = 64
+
+
+class Extents:
+    """Which bytes of a range are free. Sizes are rounded up to 64 bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes // ALIGN * ALIGN
+        self._free: list[tuple[int, int]] = (
+            [(0, self.nbytes)] if self.nbytes else []
+        )  # (offset, size), by offset
+        self.used = 0
+
+    @staticmethod
+    def rounded(nbytes: int) -> int:
+        return (max(1, nbytes) + ALIGN - 1) // ALIGN * ALIGN
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of a free piece, the tightest one; None where no piece is large enough."""
+        size = self.rounded(nbytes)
+        fitting = [(free, at) for at, (_, free) in enumerate(self._free) if free >= size]
+        if not fitting:
+            return None
+        free, at = min(fitting)
+        offset = self._free[at][0]
+        self._free[at : at + 1] = [(offset + size, free - size)] if free > size else []
+        self.used += size
+        return offset
+
+    def take_at(self, offset: int, nbytes: int) -> bool:
+        """Claims a stated piece (an index read back after a restart); False where it is not free."""
+        size = self.rounded(nbytes)
+        for at, (start, free) in enumerate(self._free):
+            if start <= offset and offset + size <= start + free:
+                pieces = [(start, offset - start), (offset + size, start + free - offset - size)]
+                self._free[at : at + 1] = [piece for piece in pieces if piece[1]]
+                self.used += size
+                return True
+        return False
+
+    def give(self, offset: int, nbytes: int) -> None:
+        """Gives a piece back; a piece that is free already is a bug and said so."""
+        size = self.rounded(nbytes)
+        at = bisect_left(self._free, (offset, 0))
+        before, after = self._free[at - 1 : at] if at else [], self._free[at : at + 1]
+        if (before and sum(before[0]) > offset) or (after and after[0][0] < offset + size):
+            raise ValueError(f"the piece at {offset} was given back twice")
+        first, last = at, at
+        if before and sum(before[0]) == offset:
+            offset, size, first = before[0][0], size + before[0][1], at - 1
+        if after and after[0][0] == offset + size:
+            size, last = size + after[0][1], at + 1
+        self._free[first:last] = [(offset, size)]
+        self.used -= self.rounded(nbytes)
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest free piece."""
+        return max((size for _, size in self._free), default=0)
+
+
+class Arena(Extents):
+    """Extents over memory of one's own."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.memory = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.memory.zero_()  # touch every page now
+
+    def view(self, offset: int, nbytes: int) -> torch.Tensor:
+        """The bytes of a piece."""
+        return self.memory[offset : offset + nbytes]

@@ -1,0 +1,490 @@
+"""The engine: a bundle that answers. No HTTP, no threads, no policy.
+
+    engine = Engine("bundles/ml-1m")
+    prefix = engine.prefill(history)                    # early, while retrieval runs
+    scores = engine.rank(prefix, recent, candidates)    # late, exact: the scores of the full pass
+
+`rank(None, …)` is that full pass: the whole history in one go, no cache. A prefix grows by
+`prefill(longer_history, past=prefix)`, which computes only the new behaviours. Candidates see the
+history and themselves, so they are scored in tiles of any size.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from slipstream.bundle import Bundle, read_bundle
+from slipstream.models.backbone import KV
+from slipstream.models.build import build_model
+from slipstream.models.inputs import ModelInput
+from slipstream.models.jagged import offsets_from_lengths
+from slipstream.models.model_config import ModelConfig
+from slipstream.models.ranking import RankingModel
+from slipstream.models.stream import Stream
+from slipstream.serving.engine.items import Behaviours, Encoded, Encoder, ItemIds, whole_numbers
+from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
+from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
+from slipstream.serving.request_errors import BadRequest
+
+__all__ = ["Behaviours", "Engine", "RankRequest"]
+
+CANDIDATE_TILE = 256  # candidates scored at once
+CATALOGUE_TILE = 65_536  # catalogue rows compared at once
+CHUNK_TOKENS = 512  # tokens of one step of a prefill
+SUFFIX_ROOM = 320  # tokens a ranking request may append to a prefix without copying it
+
+Scores = dict[str, np.ndarray]
+
+
+class RankRequest(NamedTuple):
+    """One request of `rank_batch`, as the arguments of `rank`."""
+
+    prefix: Prefix | None
+    recent: Behaviours | None
+    candidates: Any
+    request_time: int | None = None
+
+
+@dataclass(frozen=True)
+class RankQuery:
+    """A request in the model's terms: what stands before, what is new, which rows to score, and
+    when it is asked.
+    """
+
+    past: Prefix | None
+    new: Encoded
+    candidates_C: torch.Tensor
+    request_time: int
+
+    def with_candidates(self, rows_C: torch.Tensor) -> "RankQuery":
+        """The same question about other rows of the catalogue."""
+        return replace(self, candidates_C=rows_C)
+
+
+class Engine:
+    """A bundle's model and tables, ready to prefill, rank and retrieve."""
+
+    def __init__(self, bundle: str | os.PathLike[str] | Bundle) -> None:
+        bundle = bundle if isinstance(bundle, Bundle) else read_bundle(Path(bundle))
+        recipe, sizes = bundle.description["recipe"], bundle.description["sizes"]
+        self.version = bundle.version
+        self.task: str = recipe["task"]
+        action_tasks = recipe.get("tasks") or {}
+        self.tasks: tuple[str, ...] = tuple(action_tasks) if self.task == "ranking" else ("score",)
+        self.config = ModelConfig.model_validate(recipe["model"])
+        self.max_len = self.config.max_len
+        self.items = ItemIds(bundle.items_path)
+        self.encoder = Encoder(
+            self.items, action_tasks if self.task == "ranking" else {}, sizes["user_cardinalities"]
+        )
+        self.model = build_model(
+            self.config,
+            recipe["task"],
+            tasks=tuple(action_tasks),
+            user_features=tuple(sizes["user_cardinalities"]),
+            item_features=tuple(sizes["item_cardinalities"]),
+        )
+        self.model.load_state_dict(bundle.part("model"))
+        self.model.requires_grad_(False).eval()
+        self._heads = self.model.heads if isinstance(self.model, RankingModel) else None
+        self._tables, self._codes = bundle.part("tables"), bundle.part("codes")
+        self._normalize = bool(recipe.get("loss", {}).get("normalize", True))
+        self._catalogue_ND = (
+            self._directions(self._tables["item"]) if self.task == "retrieval" else None
+        )
+        self.shape = KVShape.of(self.config)
+        self.tokens_per_behaviour = self.model.tokens_per_behaviour
+        self.user_tokens = len(self.model.user_names)
+        self.hold = max(self.model.held_back_behaviours, -(-MIN_ROWS // self.tokens_per_behaviour))
+
+    # ---- sizes -----------------------------------------------------------------------------------
+
+    def cached_behaviours(self, behaviours: int) -> int:
+        """How many of a history's behaviours its prefix caches: all but those held back, none of a
+        very short one.
+        """
+        return behaviours - self.hold if behaviours >= 2 * self.hold else 0
+
+    def tokens_of(self, behaviours: int) -> int:
+        """Tokens of the first so many behaviours, the user's own included."""
+        return self.user_tokens + self.tokens_per_behaviour * behaviours if behaviours else 0
+
+    def cached_tokens(self, behaviours: int) -> int:
+        """Tokens the prefix of a history of so many behaviours caches."""
+        return self.tokens_of(self.cached_behaviours(behaviours))
+
+    def prefix_bytes(self, behaviours: int, room: int = SUFFIX_ROOM) -> int:
+        """Bytes of the buffer of a prefix of so many behaviours."""
+        return self.shape.nbytes(self.cached_tokens(behaviours) + room)
+
+    # ---- verbs -----------------------------------------------------------------------------------
+
+    def encode(self, behaviours: Behaviours | Encoded | None) -> Encoded:
+        """Behaviours in the model's terms (already encoded ones pass)."""
+        return behaviours if isinstance(behaviours, Encoded) else self.encoder.encode(behaviours)
+
+    @torch.inference_mode()
+    def prefill(self, history: Behaviours | Encoded, past: Prefix | None = None) -> Prefix:
+        """The prefix of a whole history. With `past`, a prefix of the same history, only what it
+        lacks is computed.
+        """
+        encoded = self.encode(history)
+        buffer = PrefixBuffer(self.shape, self.cached_tokens(len(encoded)) + SUFFIX_ROOM)
+        for _ in self.prefill_steps(encoded, buffer, past):
+            pass
+        return self.prefix_of(encoded, buffer)
+
+    def prefix_of(
+        self, encoded: Encoded, buffer: PrefixBuffer, digest: bytes | None = None
+    ) -> Prefix:
+        """The prefix whose steps have all run into `buffer`."""
+        held = encoded.part(self.cached_behaviours(len(encoded)))
+        tokens = self.cached_tokens(len(encoded))
+        return Prefix(self.version, len(encoded), digest or encoded.digest(), tokens, held, buffer)
+
+    @torch.inference_mode()
+    def prefill_steps(
+        self,
+        encoded: Encoded,
+        buffer: PrefixBuffer,
+        past: Prefix | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> Iterator[int]:
+        """Fills `buffer` with a history's prefix; yields, after every chunk of every layer, the
+        tokens this chunk ends at.
+        """
+        self.check_length(len(encoded))
+        at, end = 0, self.cached_behaviours(len(encoded))
+        if past is not None:
+            self._check_past(encoded, past)
+            at = past.cached_behaviours
+            if at < end:  # never fewer rows than round as in the full pass
+                at = min(at, max(0, end - self.hold))
+            for layer in range(self.shape.layers if at else 0):
+                buffer.copy_layer(past.buffer, self.tokens_of(at), layer)
+                yield 0
+        chunk = max(self.hold, chunk_tokens // self.tokens_per_behaviour)
+        while at < end:
+            stop = end if end - at < chunk + self.hold else at + chunk
+            piece = RankQuery(
+                None, encoded.part(at, stop), _NOTHING, self._time_after(encoded, stop)
+            )
+            for _ in layer_steps(
+                self.model, self._stream([piece], bool(at)), buffer, self.tokens_of(at), fill=True
+            ):
+                yield self.tokens_of(stop)
+            at = stop
+
+    @torch.inference_mode()
+    def rank(
+        self,
+        prefix: Prefix | None,
+        recent: Behaviours | Encoded | None,
+        candidates: Any,
+        *,
+        request_time: int | None = None,
+    ) -> Scores:
+        """Scores of every candidate for every task, given the prefix's history followed by
+        `recent`; exact with any prefix.
+
+        Ranking bundles answer with probabilities, retrieval bundles with one similarity called
+        "score".
+        """
+        return self._answer(self.question(prefix, recent, candidates, request_time))
+
+    @torch.inference_mode()
+    def rank_batch(self, requests: Sequence[RankRequest]) -> list[Scores]:
+        """`rank` for several requests in one pass over all their tokens."""
+        return self.answer([self.question(*request) for request in requests])
+
+    @torch.inference_mode()
+    def answer(self, questions: Sequence[RankQuery]) -> list[Scores]:
+        """Checked requests (see `question`): one alone works inside its prefix's buffer, several
+        share a pass.
+        """
+        if len(questions) == 1:
+            return [self._answer(questions[0])]
+        answers: list[Scores] = [{} for _ in questions]
+        for with_past in (False, True):
+            places = [
+                i
+                for i, question in enumerate(questions)
+                if (question.past is not None) == with_past
+            ]
+            for place, scores in zip(
+                places,
+                self._full_pass([questions[i] for i in places]) if places else [],
+                strict=True,
+            ):
+                answers[place] = scores
+        return answers
+
+    @torch.inference_mode()
+    def retrieve(
+        self,
+        history: Behaviours | Encoded,
+        k: int,
+        *,
+        request_time: int | None = None,
+        exclude_seen: bool = True,
+    ) -> tuple[list[int] | list[str], list[float]]:
+        """The `k` best items of the whole catalogue, best first, exactly: ties by row. What the
+        history holds is left out.
+
+        A ranking bundle orders the catalogue by its first task.
+        """
+        encoded = self.encode(history)
+        if k < 1:
+            raise BadRequest(f"k must be at least 1, got {k}")
+        best_values, best_rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        seen_N = torch.zeros(len(self.items), dtype=torch.bool)
+        if exclude_seen:
+            seen_N[encoded.rows_T] = True
+        for rows_C, scores_C in self._catalogue_scores(encoded, request_time):
+            scores_C = scores_C.masked_fill(seen_N[rows_C], -torch.inf)
+            values, rows = torch.cat([best_values, scores_C]), torch.cat([best_rows, rows_C])
+            order = torch.sort(values, descending=True, stable=True).indices[:k]
+            best_values, best_rows = values[order], rows[order]
+        kept = best_values > -torch.inf
+        return self.items.originals(best_rows[kept]), best_values[kept].tolist()
+
+    @torch.inference_mode()
+    def bare_pass(
+        self, behaviours: Encoded, buffer: PrefixBuffer, past_tokens: int, *, fill: bool
+    ) -> None:
+        """One pass of these behaviours behind whatever the buffer holds (with `fill` as in a
+        prefill), to measure what it costs.
+        """
+        piece = RankQuery(None, behaviours, _NOTHING, self._time_after(behaviours, len(behaviours)))
+        for _ in layer_steps(
+            self.model, self._stream([piece], True), buffer, past_tokens, fill=fill
+        ):
+            pass
+
+    # ---- in the model's terms --------------------------------------------------------------------
+
+    def question(
+        self,
+        prefix: Prefix | None,
+        recent: Behaviours | Encoded | None,
+        candidates: Any,
+        request_time: int | None,
+    ) -> RankQuery:
+        """A checked request."""
+        new = self.encode(recent)
+        if prefix is not None:
+            if prefix.version != self.version:
+                raise ValueError(
+                    f"a prefix of version {prefix.version} cannot serve version {self.version}"
+                )
+            new = prefix.held.then(new)
+            prefix = prefix if prefix.tokens else None
+        before = 0 if prefix is None else prefix.cached_behaviours
+        self.check_length(before + len(new))
+        if not len(new) and self.task == "retrieval":
+            raise BadRequest(
+                "an empty history asks nothing of a retrieval bundle; send at least one behaviour"
+            )
+        rows_C = self.items.rows(candidates)
+        if request_time is not None:
+            request_time = int(whole_numbers("request_time", [request_time])[0])
+        return RankQuery(
+            prefix,
+            new,
+            rows_C,
+            self._time_after(new, len(new)) if request_time is None else request_time,
+        )
+
+    def check_length(self, behaviours: int) -> None:
+        """A history the model was not made for is refused rather than cut in secret."""
+        if behaviours > self.max_len:
+            raise BadRequest(
+                f"a history of {behaviours} behaviours is longer than the model's {self.max_len}; "
+                "send the most recent"
+            )
+
+    def _check_past(self, encoded: Encoded, past: Prefix) -> None:
+        if past.version != self.version:
+            raise ValueError(
+                f"a prefix of version {past.version} cannot serve version {self.version}"
+            )
+        if past.behaviours > len(encoded) or encoded.digest(past.behaviours) != past.digest:
+            raise ValueError("the past is not a prefix of this history; prefill without it")
+
+    @staticmethod
+    def _time_after(encoded: Encoded, at: int) -> int:
+        """When what follows behaviour `at - 1` happens, as far as known: the next behaviour's time,
+        else the last one's.
+        """
+        if not len(encoded):
+            return 0
+        return int(encoded.timestamps_T[min(at, len(encoded) - 1)])
+
+    def _stream(self, questions: Sequence[RankQuery], has_past: bool) -> Stream:
+        """The token stream of new behaviours and candidates, one sequence per question."""
+        counts_B = torch.tensor([q.candidates_C.numel() for q in questions])
+        lengths_B = torch.tensor([len(q.new) for q in questions]) + counts_B
+        rows_T = torch.cat([part for q in questions for part in (q.new.rows_T, q.candidates_C)])
+        times, next_times, labels = [], [], []
+        for q in questions:
+            now_C = q.new.timestamps_T.new_full((q.candidates_C.numel(),), q.request_time)
+            times += [q.new.timestamps_T, now_C]
+            next_times += [
+                q.new.timestamps_T[1:],
+                now_C.new_full((min(1, len(q.new)),), q.request_time),
+                now_C,
+            ]
+            labels += [
+                q.new.labels_TA,
+                q.new.labels_TA.new_zeros(now_C.numel(), q.new.labels_TA.shape[1]),
+            ]
+        rows = {
+            name: table[self._keys(name, rows_T)]
+            for name, table in self._tables.items()
+            if name.startswith("item")
+        }
+        for name in self.model.user_names:
+            codes_B = torch.tensor([q.new.user[name.removeprefix("user.")] for q in questions])
+            rows[name] = self._tables[name][codes_B]
+        given = ModelInput(
+            rows=rows,
+            offsets_B1=offsets_from_lengths(lengths_B),
+            timestamps_T=torch.cat(times),
+            next_timestamps_T=torch.cat(next_times),
+            token_ids_T=torch.zeros_like(rows_T),
+            labels_TA=torch.cat(labels) if self.task == "ranking" else None,
+            num_candidates_B=counts_B if bool(counts_B.any()) else None,
+        )
+        return self.model.stream(given, [] if has_past else None)
+
+    def _keys(self, table: str, rows_T: torch.Tensor) -> torch.Tensor:
+        return rows_T if table == "item" else self._codes[table.removeprefix("item.")][rows_T]
+
+    def _answer(self, question: RankQuery) -> Scores:
+        if self.task == "retrieval":
+            return self._similarity(self._query_D(question), question.candidates_C)
+        return (
+            self._full_pass([question])[0] if question.past is None else self._from_prefix(question)
+        )
+
+    def _query_D(self, q: RankQuery) -> torch.Tensor:
+        """Retrieval: what the last behaviour asks the catalogue."""
+        stream = self._stream(
+            [RankQuery(q.past, q.new, _NOTHING, q.request_time)], q.past is not None
+        )
+        if q.past is None:
+            hidden_SD, _ = self.model.backbone(stream.x_SD, stream.layout)
+            return self._directions(stream.behaviours(hidden_SD)[-1])
+        buffer, _ = self._roomy(q.past, len(q.new), 0)
+        return self._directions(run_layers(self.model, stream, buffer, q.past.tokens)[-1])
+
+    def _full_pass(self, questions: Sequence[RankQuery]) -> list[Scores]:
+        """Plain forward of the model over all questions at once, all of them with a past or none."""
+        asked = [
+            q if self.task == "ranking" else RankQuery(q.past, q.new, _NOTHING, q.request_time)
+            for q in questions
+        ]
+        has_past = questions[0].past is not None
+        stream = self._stream(asked, has_past)
+        past = _joined_past([q.past for q in asked if q.past is not None]) if has_past else None
+        hidden_SD, _ = self.model.backbone(stream.x_SD, stream.layout, past)
+        hidden_TD = stream.behaviours(hidden_SD)
+        ends = torch.tensor([len(q.new) + q.candidates_C.numel() for q in asked]).cumsum(0).tolist()
+        if self.task == "retrieval":
+            queries_BD = self._directions(hidden_TD[torch.tensor(ends) - 1])
+            return [
+                self._similarity(query_D, q.candidates_C)
+                for query_D, q in zip(queries_BD, questions, strict=True)
+            ]
+        return [
+            self._probabilities(hidden_TD[end - q.candidates_C.numel() : end])
+            for end, q in zip(ends, questions, strict=True)
+        ]
+
+    def _roomy(self, past: Prefix, behaviours: int, candidates: int) -> tuple[PrefixBuffer, int]:
+        """A buffer that begins with the prefix and has room behind `behaviours` more, and how many
+        candidates fit there.
+        """
+        tokens = past.tokens + self.tokens_per_behaviour * behaviours
+        if past.buffer.capacity >= tokens + min(candidates, MIN_ROWS):
+            return past.buffer, past.buffer.capacity - tokens
+        larger = PrefixBuffer(
+            self.shape, tokens + candidates
+        )  # many recent behaviours: work in a copy
+        larger.copy_tokens(past.buffer, past.tokens)
+        return larger, candidates
+
+    def _from_prefix(self, q: RankQuery) -> Scores:
+        """Ranking: the suffix behind the prefix, in its own buffer; candidates in tiles behind the
+        suffix.
+        """
+        assert q.past is not None
+        buffer, room = self._roomy(q.past, len(q.new), CANDIDATE_TILE)
+        tiles = q.candidates_C.split(max(MIN_ROWS, min(CANDIDATE_TILE, room)))
+        first = q.with_candidates(tiles[0])
+        hidden_TD = run_layers(self.model, self._stream([first], True), buffer, q.past.tokens)
+        parts = [hidden_TD[len(q.new) :]]
+        nothing, tokens = q.new.part(0, 0), q.past.tokens + self.tokens_per_behaviour * len(q.new)
+        for rows_C in tiles[1:]:
+            padded_C = torch.cat([rows_C, rows_C[:1].expand(max(0, MIN_ROWS - rows_C.numel()))])
+            later = RankQuery(q.past, nothing, padded_C, q.request_time)
+            parts.append(
+                run_layers(self.model, self._stream([later], True), buffer, tokens)[
+                    : rows_C.numel()
+                ]
+            )
+        return self._probabilities(torch.cat(parts))
+
+    def _probabilities(self, hidden_CD: torch.Tensor) -> Scores:
+        assert self._heads is not None
+        rows = hidden_CD.shape[0]
+        if 0 < rows < MIN_ROWS:  # few rows could round differently
+            hidden_CD = torch.cat([hidden_CD, hidden_CD[:1].expand(MIN_ROWS - rows, -1)])
+        scores_CA = self._heads(hidden_CD).sigmoid()[:rows].numpy()
+        return {task: scores_CA[:, i].copy() for i, task in enumerate(self.tasks)}
+
+    def _similarity(self, query_D: torch.Tensor, candidates_C: torch.Tensor) -> Scores:
+        assert self._catalogue_ND is not None
+        return {"score": (self._catalogue_ND[candidates_C] * query_D).sum(-1).numpy()}
+
+    def _directions(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(x, dim=-1, eps=1e-6) if self._normalize else x
+
+    def _catalogue_scores(
+        self, encoded: Encoded, request_time: int | None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows and scores of the catalogue, tile by tile."""
+        rows_N = torch.arange(len(self.items))
+        question = self.question(self.prefill(encoded), None, [], request_time)
+        if self._catalogue_ND is None:
+            for rows_C in rows_N.split(CANDIDATE_TILE):
+                scores = self._answer(question.with_candidates(rows_C))
+                yield rows_C, torch.from_numpy(scores[self.tasks[0]])
+            return
+        query_D = self._query_D(question)
+        for rows_C in rows_N.split(CATALOGUE_TILE):
+            yield rows_C, self._catalogue_ND[rows_C[0] : rows_C[-1] + 1] @ query_D
+
+
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+def _joined_past(prefixes: Sequence[Prefix]) -> list[KV]:
+    """Several prefixes' keys and values laid end to end, as the model takes them."""
+    offsets_B1 = offsets_from_lengths(torch.tensor([prefix.tokens for prefix in prefixes]))
+    pasts = [prefix.past() for prefix in prefixes]
+    times_S = torch.cat([past[0].timestamps_S for past in pasts])
+    return [
+        KV(
+            torch.cat([kv.k_SHK for kv in layer]),
+            torch.cat([kv.v_SHV for kv in layer]),
+            times_S,
+            offsets_B1,
+        )
+        for layer in zip(*pasts, strict=True)
+    ]

@@ -1,0 +1,231 @@
+"""The HTTP messages: what goes in, what comes out, and their limits. JSON, decoded and checked by
+msgspec before anything else.
+
+A request carries its history by value, or leaves it out and names a user of the history store.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+INT64_MAX = 2**63 - 1
+MAX_BEHAVIOURS = 65_536
+MAX_EVENTS = 4_096
+MAX_CANDIDATES = 10_000
+MAX_COUNT = 1_000
+
+Identity = Annotated[int, Meta(ge=0, le=INT64_MAX, description="An item's original id.")]
+Timestamp = Annotated[
+    int, Meta(ge=0, lt=2**62, description="Seconds since 1970, never going back within a history.")
+]
+ActionName = Annotated[str, Meta(min_length=1, max_length=64)]
+ActionValue = Annotated[float, Meta(ge=-1e9, le=1e9)]
+User = Annotated[str, Meta(min_length=1, max_length=256, description="The user's id, any text.")]
+Candidates = Annotated[list[Identity], Meta(min_length=1, max_length=MAX_CANDIDATES)]
+Features = Annotated[
+    dict[ActionName, Annotated[int, Meta(ge=0, le=INT64_MAX)]],
+    Meta(
+        max_length=64,
+        description="Codes of the user features the model was trained with; an absent one counts "
+        "as not known.",
+    ),
+]
+TicketText = Annotated[
+    str, Meta(min_length=1, max_length=512, description="As /v1/preinfer returned it.")
+]
+
+
+class AppendRefused(Exception):
+    """Behaviours that do not continue what is stored; the sentence says why."""
+
+
+class History(msgspec.Struct, forbid_unknown_fields=True):
+    """Behaviours, oldest first; `actions` holds one value per behaviour under each action's name."""
+
+    items: Annotated[list[Identity], Meta(max_length=MAX_BEHAVIOURS)]
+    timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)]
+    actions: Annotated[
+        dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_BEHAVIOURS)]],
+        Meta(max_length=32),
+    ] = {}
+
+
+class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """This user is about to be ranked for: compute the history now. An earlier ticket leads to
+    where the last prefix is.
+    """
+
+    user: User
+    history: History | None = None
+    features: Features = {}
+    rank_in_ms: (
+        Annotated[float, Meta(ge=0, le=600_000, description="When the ranking request will come.")]
+        | None
+    ) = None
+    ticket: TicketText | None = None
+
+
+class PreinferAnswer(msgspec.Struct):
+    """`admitted` says whether the work was taken on; `reason` why not. The ticket is valid either
+    way.
+    """
+
+    ticket: str
+    admitted: bool
+    reason: str
+    instance: str
+    version: str
+    behaviours: int
+
+
+class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Score candidates for a user. `recent` are behaviours newer than the history; `allow_truncate`
+    permits a shorter history.
+    """
+
+    user: User
+    candidates: Candidates
+    history: History | None = None
+    recent: History | None = None
+    features: Features = {}
+    ticket: TicketText | None = None
+    allow_truncate: bool = False
+
+
+class RankAnswer(msgspec.Struct):
+    """One score per candidate for every task, in the order asked. `hit` tells where the prefix was
+    found.
+    """
+
+    scores: dict[str, list[float]]
+    version: str
+    instance: str
+    hit: str
+    truncated: bool
+    behaviours: int
+
+
+class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole cascade: retrieve (or take `candidates`), drop what was seen or excluded, rank,
+    return the best.
+    """
+
+    user: User
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 10
+    history: History | None = None
+    candidates: Candidates | None = None
+    exclude: Annotated[list[Identity], Meta(max_length=MAX_CANDIDATES)] = []
+    retrieve: Annotated[
+        int, Meta(ge=1, le=MAX_CANDIDATES, description="How many items to retrieve before ranking.")
+    ] = 200
+    by: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=64,
+                description="The task to order by; the first one unless given.",
+            ),
+        ]
+        | None
+    ) = None
+    features: Features = {}
+    keep_seen: bool = False
+    allow_truncate: bool = False
+
+
+class RecommendAnswer(msgspec.Struct):
+    """Items, best first, with their scores for every task."""
+
+    items: list[int]
+    scores: dict[str, list[float]]
+    version: str
+    instance: str
+    hit: str
+    truncated: bool
+    behaviours: int
+
+
+class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Behaviours to append to a user's stored history.
+
+    `after`, when given, is the number of behaviours the sender believes are stored: a repeated
+    request is refused, not doubled.
+    """
+
+    user: User
+    items: Annotated[list[Identity], Meta(min_length=1, max_length=MAX_EVENTS)]
+    timestamps: Annotated[list[Timestamp], Meta(min_length=1, max_length=MAX_EVENTS)]
+    actions: Annotated[
+        dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_EVENTS)]],
+        Meta(max_length=32),
+    ] = {}
+    after: Annotated[int, Meta(ge=0, le=INT64_MAX)] | None = None
+
+
+class EventsAnswer(msgspec.Struct):
+    """How many behaviours the user has now, ever stored."""
+
+    behaviours: int
+
+
+class UserAnswer(msgspec.Struct):
+    """What is stored of a user: the number of behaviours ever, and the most recent of them, oldest
+    first.
+    """
+
+    user: str
+    behaviours: int
+    recent: History
+
+
+class StatusAnswer(msgspec.Struct):
+    """An instance about itself, for routers: `backlog` is the tokens it still has to compute."""
+
+    instance: str
+    version: str
+    ready: bool
+    draining: bool
+    backlog: int
+    stats: dict[str, float]
+
+
+class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Finish what is here and take nothing new. To a router: which instance; the router itself when
+    left out.
+    """
+
+    instance: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+class DrainAnswer(msgspec.Struct):
+    """What is draining now."""
+
+    draining: str
+
+
+class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Open the bundle's directory again. `version`, when given, must be what is found there."""
+
+    version: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+class ReloadAnswer(msgspec.Struct):
+    """The model version of every instance, before and after."""
+
+    before: dict[str, str]
+    after: dict[str, str]
+
+
+class HealthAnswer(msgspec.Struct):
+    """`ok`, or in a word why not."""
+
+    status: str
+
+
+class Problem(msgspec.Struct):
+    """Every refusal: a stable code for programs, a sentence for people."""
+
+    error: str
+    detail: str

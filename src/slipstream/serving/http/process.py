@@ -1,0 +1,118 @@
+"""Running one app in one process: its socket, its signals, and an orderly end.
+
+SIGTERM (or SIGINT, or the supervisor's death) starts the drain: the app says that it is not ready,
+serves on for `linger` seconds so that routers notice, then closes the door, finishes every request
+it has and leaves. A second signal does not hurry it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+import uvicorn
+
+KEEP_ALIVE_SECONDS = (
+    3_600  # an instance never hangs up first: the router would take it for a failure
+)
+SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
+    "SLIPSTREAM_TICKET_SECRET",
+    "SLIPSTREAM_API_KEYS",
+    "SLIPSTREAM_INSTANCE_KEY",
+)
+
+
+class ProcessSettings(msgspec.Struct, kw_only=True):
+    """What any of our processes is told by its supervisor, as JSON in its first argument. Secrets
+    come by environment.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    socket_fd: int | None = None  # a listening socket inherited from the supervisor
+    linger: float = 0.0
+    drain_seconds: float = 10.0
+    watch_parent: bool = False
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: ours drain first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def secret_from_environment() -> bytes:
+    """The ticket secret all processes of a deployment share."""
+    return os.environ[SECRET_VARIABLE].encode()
+
+
+def keys_from_environment(variable: str) -> tuple[str, ...]:
+    return tuple(key for key in os.environ.get(variable, "").split(",") if key)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket bound and listening; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
+    bound.listen(2048)
+    return bound
+
+
+def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], None]) -> None:
+    """Serve until told to stop."""
+    if settings.socket_fd is not None:
+        sock = socket.socket(fileno=settings.socket_fd)
+    else:
+        sock = listening_socket(settings.host, settings.port)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        proxy_headers=False,
+        log_level="warning",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        server_header=False,
+        date_header=False,
+    )
+    server = _Server(config)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        ending: list[asyncio.Task[None]] = []
+
+        async def end() -> None:
+            start_draining()
+            await asyncio.sleep(settings.linger)
+            server.should_exit = True
+
+        def begin_end() -> None:
+            if not ending:
+                ending.append(loop.create_task(end()))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, begin_end)
+        if settings.watch_parent:
+            loop.add_reader(sys.stdin.fileno(), _on_parent_gone, loop, begin_end)
+        await server.serve(sockets=[sock])
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
+
+
+def _on_parent_gone(loop: asyncio.AbstractEventLoop, begin_end: Callable[[], None]) -> None:
+    """The supervisor holds the other end of stdin and never writes: readable means closed."""
+    loop.remove_reader(sys.stdin.fileno())
+    begin_end()

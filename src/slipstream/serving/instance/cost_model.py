@@ -1,0 +1,247 @@
+"""What a pass costs on this machine: fitted by measuring when an instance starts, corrected by
+every pass that follows.
+
+    seconds(t new tokens behind p cached ones) = a + b·t + c·t·(p + t/2) + d·p
+
+a: the call itself; b: projections; c: attention; d: reading the cached keys and values. Passes of a
+prefill, whose last layer attends to nothing, have coefficients of their own. All are non-negative,
+so the model never says that more work is less. Online, a factor follows the ratio of seen to
+predicted time (a busier machine, a slower clock, colder caches), and a second one its upper end,
+for questions about the tail. Ranking behind a prefix, whole passes in line and prefills in chunks
+meet different conditions, so each has factors of its own. What was learnt fades within seconds
+where nothing confirms it: an instance that believed itself too slow for everything would else never
+run what could teach it better.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.serving.engine.engine import CHUNK_TOKENS, Engine
+from slipstream.serving.engine.items import Encoded
+from slipstream.serving.engine.prefix import PrefixBuffer
+
+_LEARNING = 0.05  # share of the newest ratio in the running mean
+_TAIL = 0.99
+_MOST = 4.0  # a pass that took longer than this many times the expected was interrupted, not slow
+_FADE_SECONDS = 5.0
+_FIRST_TAIL = 1.5
+CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
+_MEASURED = ("coefficients", "fill_coefficients")
+KINDS = ("rank", "inline", "prefill")
+
+
+Sample = tuple[int, int, float]  # new tokens, past tokens, seconds
+
+
+def _features(new: float, past: float) -> np.ndarray:
+    return np.array([1.0, new, new * (past + new / 2), past])
+
+
+def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
+    """Least squares of relative errors with coefficients of at least zero: drop the most negative
+    one and fit again.
+    """
+    weighted, ones = x_MF / y_M[:, None], np.ones(len(y_M))
+    scale = np.maximum(weighted.max(axis=0), 1e-300)
+    active = list(range(x_MF.shape[1]))
+    while active:
+        found, *_ = np.linalg.lstsq(weighted[:, active] / scale[active], ones, rcond=None)
+        if found.min() >= 0:
+            break
+        active.pop(int(found.argmin()))
+    coefficients = np.zeros(x_MF.shape[1])
+    if active:
+        coefficients[active] = found / scale[active]
+    return coefficients
+
+
+def _fitted(samples: Sequence[Sample]) -> np.ndarray:
+    x_MF = np.array([_features(t, p) for t, p, _ in samples])
+    return non_negative_fit(x_MF, np.maximum([seconds for *_, seconds in samples], 1e-9))
+
+
+@dataclass
+class CostModel:
+    """Predicted seconds of passes, copies and whole prefills."""
+
+    coefficients: np.ndarray  # of _features
+    copy_seconds_per_byte: float
+    fill_coefficients: np.ndarray | None = None  # the same for passes of a prefill
+    layers: int = 1
+    slice_seconds: float = 0.008  # longest step of a prefill
+    samples: Sequence[Sample] = ()  # what it was fitted to
+    clock: Callable[[], float] = time.monotonic
+    _factors: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(KINDS, 1.0)
+    )  # seen / predicted, running mean
+    _tails: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL)
+    )  # the same, its 99th percentile
+    _seen_at: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, -math.inf))
+
+    @classmethod
+    def measure(
+        cls, engine: Engine, *, seconds: float = 1.5, clock: Callable[[], float] = time.perf_counter
+    ) -> "CostModel":
+        """Runs passes of several sizes for about `seconds` and fits them."""
+        most = (
+            engine.tokens_of(engine.max_len)
+            // engine.tokens_per_behaviour
+            * engine.tokens_per_behaviour
+        )
+        shapes = [
+            (16, 0),
+            (64, 64),
+            (128, 1024),
+            (CHUNK_TOKENS, 0),
+            (CHUNK_TOKENS, 1536),
+            (64, 3072),
+            (16, 512),
+        ]
+        shapes = sorted({(min(t, most), min(p, max(0, most - t))) for t, p in shapes})
+        run = _Passes(engine, max(t + p for t, p in shapes))
+        kinds = [(fill, shape) for fill in (False, True) for shape in shapes]
+        for fill, shape in kinds:
+            run(*shape, fill=fill)  # warm-up, not counted
+        found: dict[tuple[bool, tuple[int, int]], list[float]] = {kind: [] for kind in kinds}
+        begin = clock()
+        while clock() - begin < seconds or not found[kinds[0]]:
+            for fill, shape in kinds:
+                start = clock()
+                run(*shape, fill=fill)
+                found[fill, shape].append(clock() - start)
+        samples, fills = (
+            [(*shape, float(np.median(found[fill, shape]))) for shape in shapes]
+            for fill in (False, True)
+        )
+        start = clock()
+        copied = run.copy()
+        return cls.fit(samples, (clock() - start) / copied, fills)
+
+    @classmethod
+    def fit(
+        cls, samples: Sequence[Sample], copy_seconds_per_byte: float, fills: Sequence[Sample] = ()
+    ) -> "CostModel":
+        """From what passes took, and passes of a prefill; where those were not measured they count
+        as any other.
+        """
+        return cls(
+            _fitted(samples),
+            copy_seconds_per_byte,
+            _fitted(fills) if fills else None,
+            samples=samples,
+        )
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Any]) -> "CostModel":
+        """What was measured before, nothing learnt since."""
+        coefficients, fill = (
+            None if measured[name] is None else np.array(measured[name]) for name in _MEASURED
+        )
+        assert coefficients is not None
+        return cls(coefficients, measured["copy_seconds_per_byte"], fill)
+
+    def measured(self) -> dict[str, Any]:
+        """For `of`, as JSON."""
+        fill = None if self.fill_coefficients is None else self.fill_coefficients.tolist()
+        values = (self.coefficients.tolist(), fill)
+        return {
+            **dict(zip(_MEASURED, values, strict=True)),
+            "copy_seconds_per_byte": self.copy_seconds_per_byte,
+        }
+
+    def pass_seconds(self, new: int, past: int) -> float:
+        """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
+        return self.factor("rank" if past else "inline") * self.plain_seconds(new, past)
+
+    def prefill_seconds(self, tokens: int, past: int = 0) -> float:
+        """A prefill up to `tokens`, of which `past` are there already, in chunks."""
+        total, at, chunk = 0.0, past, self.chunk_for(tokens)
+        fill = self.coefficients if self.fill_coefficients is None else self.fill_coefficients
+        while at < tokens:
+            step = min(chunk, tokens - at)
+            total += float(fill @ _features(step, at))
+            at += step
+        return self.factor("prefill") * total
+
+    def chunk_for(self, tokens: int) -> int:
+        """The largest chunk of a prefill of so many tokens whose one-layer step stays within a
+        slice, half-way through it.
+        """
+        fitting = (
+            c
+            for c in CHUNKS
+            if self.plain_seconds(c, tokens // 2) / self.layers <= self.slice_seconds
+        )
+        return next(fitting, CHUNKS[-1])
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """Moving bytes from one tier to the other."""
+        return nbytes * self.copy_seconds_per_byte
+
+    def factor(self, kind: str) -> float:
+        """Seen / predicted of late; 1 where nothing was seen for long."""
+        return 1.0 + self._trust(kind) * (self._factors[kind] - 1.0)
+
+    def tail_seconds(self, seconds: float, kind: str = "rank") -> float:
+        """The 99th percentile of work whose typical time is `seconds`."""
+        tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
+        return seconds * max(1.0, tail / self.factor(kind))
+
+    def observe(self, kind: str, predicted: float, seen: float) -> None:
+        """Learns from work that took `seen` where `predicted` (with the present factor) was
+        expected.
+        """
+        if predicted <= 0 or seen <= 0:
+            return
+        ratio = min(_MOST, max(1 / _MOST, seen / predicted * self.factor(kind)))
+        self._factors[kind] = self.factor(kind) + _LEARNING * (ratio - self.factor(kind))
+        # A quantile by stochastic approximation: one step up for what lies above, a small one down
+        # for what lies below.
+        tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
+        step = _LEARNING * tail
+        self._tails[kind] = max(
+            1 / _MOST, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL))
+        )
+        self._seen_at[kind] = self.clock()
+
+    def _trust(self, kind: str) -> float:
+        """How much of what was learnt still counts."""
+        return math.exp(-max(0.0, self.clock() - self._seen_at[kind]) / _FADE_SECONDS)
+
+    def plain_seconds(self, new: int, past: int) -> float:
+        """As measured at the start, no factors."""
+        return float(self.coefficients @ _features(new, past))
+
+
+class _Passes:
+    """Random passes of a given size over one buffer."""
+
+    def __init__(self, engine: Engine, capacity: int) -> None:
+        self.engine = engine
+        self.buffer = PrefixBuffer(engine.shape, capacity)
+        for tensor in [*self.buffer.keys, *self.buffer.values]:
+            tensor.normal_(std=0.1)
+        self.buffer.times_S.zero_()
+        rows_T = torch.randint(
+            0, len(engine.items), (capacity,), generator=torch.Generator().manual_seed(0)
+        )
+        labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
+        user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
+        self.behaviours = Encoded(rows_T, torch.arange(capacity), labels_TA, user)
+
+    def __call__(self, new: int, past: int, *, fill: bool) -> None:
+        behaviours = self.behaviours.part(0, max(1, new // self.engine.tokens_per_behaviour))
+        self.engine.bare_pass(behaviours, self.buffer, past, fill=fill)
+
+    def copy(self) -> int:
+        other = PrefixBuffer(self.buffer.shape, self.buffer.capacity)
+        other.copy_tokens(self.buffer, self.buffer.capacity)  # touches the pages
+        other.copy_tokens(self.buffer, self.buffer.capacity)
+        return 2 * self.buffer.nbytes

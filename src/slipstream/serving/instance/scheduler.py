@@ -1,0 +1,273 @@
+"""Who computes next on an instance's one compute thread.
+
+Ranking goes before pre-inference, pre-inference before copies to the host; within a kind the
+earliest deadline first, but what can no longer be in time goes last: in a jam the earliest deadline
+is the least likely to be met, and would take all others with it. A pre-inference not begun before
+its ranking was over is dropped. Work comes in steps (a chunk of tokens through one layer), and the
+choice is made anew after every step: a ranking request waits for one step of a long prefill at
+most, never for the whole. The queue is bounded; ranking whose deadline has passed is not begun.
+Requests that can be computed together are, as long as every one of them still meets its deadline
+and the batch is cheaper than its parts.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+
+
+class Kind(IntEnum):
+    """Kinds of work, the urgent ones first."""
+
+    RANK = 0
+    PREINFER = 1
+    COPY = 2
+
+
+@dataclass(eq=False)
+class Job:
+    """Work in steps, or (with `request`) one step that may share a batch. `done` is called once, on
+    the compute thread.
+    """
+
+    kind: Kind
+    deadline: float
+    estimate: float  # seconds, as predicted
+    done: Callable[[Any, BaseException | None], None]
+    steps: Iterator[Any] | None = None
+    request: Any = None
+    order: int = 0
+    spent: float = 0.0
+    cancelled: bool = field(default=False)
+    # ranking not ended by then is given up; a pre-inference is of no use to its own ranking any
+    # more
+    expires: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.kind == Kind.RANK:
+            self.expires = self.deadline
+
+    @property
+    def remaining(self) -> float:
+        """Predicted seconds still to come."""
+        return max(0.0, self.estimate - self.spent)
+
+    def over(self, now: float) -> bool:
+        """Whether to give it up: ranking when its time is over, a pre-inference only if it was not
+        begun.
+        """
+        return now >= self.expires and (self.kind == Kind.RANK or not self.spent)
+
+    def hopeless(self, now: float) -> bool:
+        """Whether it can no longer be in time, as predicted."""
+        return now + self.remaining > self.expires
+
+    def precedes(self, deadline: float | None, now: float) -> bool:
+        """Whether it goes before a job of its kind that has this deadline and can still meet it."""
+        return deadline is None or (self.deadline <= deadline and not self.hopeless(now))
+
+    def urgency(self, now: float) -> tuple[bool, int, bool, float, int]:
+        """The smallest goes first."""
+        return (not self.cancelled, self.kind, self.hopeless(now), self.deadline, self.order)
+
+
+class Scheduler:
+    """The queue and its compute thread."""
+
+    def __init__(
+        self,
+        run_batch: Callable[[Sequence[Any]], Sequence[Any]],
+        batch_seconds: Callable[[Sequence[Any]], float],
+        *,
+        max_jobs: int = 512,
+        max_batch: int = 8,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_batch, self._batch_seconds = run_batch, batch_seconds
+        self.max_jobs, self.max_batch, self.clock = max_jobs, max_batch, clock
+        self._jobs: list[Job] = []
+        self._order = 0
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.busy_seconds = dict.fromkeys(Kind, 0.0)
+        self.steps_run = self.batches_run = self.batched = 0
+        self.longest_step = 0.0
+
+    # ---- from any thread -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the compute thread."""
+        self._thread = threading.Thread(target=self._work, name="slipstream-compute", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues a job; a full queue refuses rather than grow."""
+        with self._wake:
+            if self._closing:
+                raise Overloaded("closing")
+            if len(self._jobs) >= self.max_jobs:
+                raise Overloaded("queue_full")
+            self._order += 1
+            job.order = self._order
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def hurry(self, job: Job, kind: Kind, deadline: float) -> None:
+        """A request waits for this job now: it inherits the request's urgency."""
+        with self._wake:
+            if job.kind > kind:  # the deadline so far was a hope, the request's is a promise
+                job.kind, job.deadline, job.expires = kind, deadline, deadline
+            else:
+                job.deadline, job.expires = min(job.deadline, deadline), max(job.expires, deadline)
+
+    def cancel(self, job: Job) -> None:
+        """Takes a job out at the next choice; `done` is told."""
+        with self._wake:
+            job.cancelled = True
+            self._wake.notify()
+
+    def backlog(self, before: float | None = None, kind: Kind = Kind.RANK) -> float:
+        """Predicted seconds of queued work that goes before a job of `kind` with deadline `before`
+        (None: any deadline).
+        """
+        with self._wake:
+            now = self.clock()
+            return sum(
+                job.remaining
+                for job in self._jobs
+                if job.kind < kind or (job.kind == kind and job.precedes(before, now))
+            )
+
+    def waiting(self, kind: Kind) -> int:
+        """Jobs of a kind in the queue."""
+        with self._wake:
+            return sum(job.kind == kind for job in self._jobs)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends the compute thread after the step it is in; what is queued is told so."""
+        with self._wake:
+            self._closing = True
+            jobs, self._jobs = self._jobs, []
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        for job in jobs:
+            job.done(None, Overloaded("closing"))
+
+    # ---- on the compute thread (or step by step in a test) ---------------------------------------
+
+    def step(self) -> bool:
+        """Chooses and runs one step; False when there is nothing to do."""
+        with self._wake:
+            batch, over = self._choose()
+        if not batch:
+            return False
+        first = batch[0]
+        if first.cancelled:
+            self._finish(first, None, Overloaded("cancelled"))
+        elif over:
+            self._finish(
+                first, None, DeadlinePassed("the deadline passed while the request was waiting")
+            )
+        elif first.steps is None:
+            self._run_requests(batch)
+        else:
+            self._run_step(first)
+        return True
+
+    def _choose(self) -> tuple[list[Job], bool]:
+        """The most urgent job, alone or with requests that may share its pass, and whether its time
+        is over.
+
+        Those of one step leave the queue.
+        """
+        if not self._jobs:
+            return [], False
+        now = self.clock()
+        over = next(
+            (job for job in self._jobs if job.over(now)), None
+        )  # told at once, whatever else is urgent
+        first = over or min(self._jobs, key=lambda job: job.urgency(now))
+        batch = [first]
+        if first.steps is None and not first.cancelled and first is not over:
+            others = (
+                job
+                for job in self._jobs
+                if job is not first and job.kind == Kind.RANK and job.steps is None
+            )
+            for job in sorted(others, key=lambda job: job.urgency(now)):
+                if len(batch) == self.max_batch:
+                    break
+                if not job.cancelled and self._may_join(batch, job):
+                    batch.append(job)
+        if first.steps is None or first.cancelled or first is over:
+            for job in batch:
+                self._jobs.remove(job)
+        return batch, over is not None
+
+    def _may_join(self, batch: Sequence[Job], job: Job) -> bool:
+        together = self._batch_seconds([member.request for member in (*batch, job)])
+        apart = self._batch_seconds([member.request for member in batch]) + job.estimate
+        earliest = min(member.deadline for member in (*batch, job))
+        return together < apart and self.clock() + together <= earliest
+
+    def _run_requests(self, batch: Sequence[Job]) -> None:
+        begin = self.clock()
+        try:
+            results: Sequence[Any] = self._run_batch([job.request for job in batch])
+        except BaseException as error:
+            for job in batch:
+                self._finish(job, None, error)
+            return
+        self._account(batch[0].kind, begin)
+        self.batches_run += len(batch) > 1
+        self.batched += len(batch) if len(batch) > 1 else 0
+        for job, result in zip(batch, results, strict=True):
+            job.spent = self.clock() - begin
+            self._finish(job, result, None)
+
+    def _run_step(self, job: Job) -> None:
+        begin = self.clock()
+        try:
+            assert job.steps is not None
+            next(job.steps)
+        except StopIteration as end:
+            self._take_out(job)
+            job.spent += self._account(job.kind, begin)
+            self._finish(job, end.value, None)
+        except BaseException as error:
+            self._take_out(job)
+            self._finish(job, None, error)
+        else:
+            job.spent += self._account(job.kind, begin)
+
+    def _account(self, kind: Kind, begin: float) -> float:
+        taken = self.clock() - begin
+        self.busy_seconds[kind] += taken
+        self.steps_run += 1
+        self.longest_step = max(self.longest_step, taken)
+        return taken
+
+    def _take_out(self, job: Job) -> None:
+        with self._wake:
+            if job in self._jobs:
+                self._jobs.remove(job)
+
+    def _finish(self, job: Job, result: Any, error: BaseException | None) -> None:
+        self._take_out(job)
+        job.done(result, error)
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._closing:
+                    self._wake.wait()
+                if self._closing:
+                    return
+            self.step()

@@ -1,0 +1,119 @@
+"""The sequence-aware trigger: which requests deserve a pre-inference.
+
+A pre-inference is admitted only if
+  (a) the request is at risk: ranking its whole sequence in line would take more than a share of the
+  budget at the present load
+      (the rest of the budget is for what arrives between the signal and the ranking);
+  (b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x
+  size), stays below a share of
+      the cache;
+  (c) it does not overload: a token bucket bounds the share of compute time that goes to
+  pre-inference; (d) it can be ready in time: what is queued, its own cost and the ranking behind it
+  end within the ranking's budget. (A ranking
+      request that comes a little early joins the pre-inference under way, which then goes first.)
+      An idle instance tries what it believes to take up to twice too long: that costs nobody, and
+      tells what it takes.
+Every refusal has a reason, and it is counted. A refused request ranks in line; it never queues
+here.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = (
+    "admitted",
+    "not_at_risk",
+    "no_room",
+    "overload",
+    "too_late",
+)
+HOPE = 2.0  # how far off a prediction may be that nobody has tested
+REFUSALS = (NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE)
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """Bounds of admission."""
+
+    enabled: bool = True
+    risk_share: float = (
+        0.4  # of the ranking budget: a request that would take longer in line is at risk
+    )
+    memory_share: float = 0.8  # of the device cache, for pinned and filling entries
+    compute_share: float = 0.7  # of the compute thread's time, for pre-inference
+    burst_seconds: float = 1.0  # pre-inference time that may be spent at once
+    live_seconds: float = 0.5  # first guess of the time from admission to consumption
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What is known of a request when its pre-inference is asked for, and of the instance."""
+
+    inline_tail: float  # seconds: 99th percentile of ranking it in line, waiting included
+    prefill: float  # seconds of its pre-inference
+    queued: float  # seconds of work that would go before it
+    nbytes: int  # of its entry
+    pinned: int  # bytes that cannot be evicted
+    capacity: int  # bytes of the cache
+    rank: float  # seconds of ranking from its prefix, 99th percentile
+    rank_in: float  # seconds until its ranking is expected
+    budget: float  # seconds the ranking stage may take
+
+
+class Trigger:
+    """Admission with its counters. Time is handed in."""
+
+    def __init__(self, config: TriggerConfig, now: float) -> None:
+        self.config = config
+        self.counts: Counter[str] = Counter()
+        self._tokens, self._filled_at = config.burst_seconds, now
+        self._live_seconds = config.live_seconds
+        self._mean_bytes = 0.0
+        self._rate, self._last_admission = 0.0, now
+
+    def decide(self, prospect: Prospect, now: float) -> str:
+        """`admitted`, or the reason against it."""
+        reason = self._reason(prospect, now)
+        self.counts[reason] += 1
+        if reason == ADMITTED:
+            self._tokens -= prospect.prefill
+            self._mean_bytes += (prospect.nbytes - self._mean_bytes) * (
+                0.1 if self._mean_bytes else 1.0
+            )
+            gap = max(1e-4, now - self._last_admission)
+            weight = min(1.0, gap / 2.0)  # a running rate over about two seconds
+            self._rate += weight * (1.0 / gap - self._rate)
+            self._last_admission = now
+        return reason
+
+    def consumed(self, seconds: float) -> None:
+        """An admitted prefix was used this long after its admission."""
+        self._live_seconds += 0.05 * (seconds - self._live_seconds)
+
+    def give_back(self, seconds: float) -> None:
+        """Compute time that was charged but not spent (a reload instead, a cancelled job)."""
+        self._tokens = min(self.config.burst_seconds, self._tokens + max(0.0, seconds))
+
+    @property
+    def expected_live_bytes(self) -> float:
+        """Little's law: rate of admission x time to consumption x size."""
+        return self._rate * self._live_seconds * self._mean_bytes
+
+    def _reason(self, p: Prospect, now: float) -> str:
+        refill = (now - self._filled_at) * self.config.compute_share
+        self._tokens, self._filled_at = min(self.config.burst_seconds, self._tokens + refill), now
+        if not self.config.enabled:
+            return ADMITTED
+        if p.inline_tail <= self.config.risk_share * p.budget:
+            return NOT_AT_RISK
+        room = self.config.memory_share * p.capacity
+        if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
+            return NO_ROOM
+        prefill = p.prefill if p.queued else p.prefill / HOPE
+        if p.queued + prefill + p.rank > p.rank_in + p.budget:
+            return TOO_LATE
+        # A single prefill longer than the burst may run when the bucket is full, else it never
+        # could.
+        if self._tokens < min(p.prefill, self.config.burst_seconds):
+            return OVERLOAD
+        return ADMITTED

@@ -1,0 +1,170 @@
+"""The router's connections to one instance: HTTP/1.1 kept alive, parsed by httptools, bytes in and
+bytes out.
+
+A general client spends most of a proxied request on objects nobody reads; here a request is one
+write and an answer one callback. The errors say what a router must know before it tries elsewhere:
+was the request surely not carried out, or perhaps?
+"""
+
+import asyncio
+from typing import NamedTuple, cast
+
+import httptools
+
+CONNECT_SECONDS = 1.0
+IDLE_SECONDS = 60.0
+MAX_CONNECTIONS = 512
+MAX_ANSWER_BYTES = 64 * 2**20
+
+
+class NotSent(Exception):
+    """No connection: the instance has not seen the request."""
+
+
+class Broken(Exception):
+    """The connection ended after the request was sent: it may or may not have been carried out."""
+
+
+class Crowded(Exception):
+    """Every connection to this instance is busy."""
+
+
+class Answer(NamedTuple):
+    """An instance's answer as it came."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.idle_since = 0.0
+        self._waiting: asyncio.Future[Answer] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.reusable = True
+
+    @property
+    def open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def ask(self, request: bytes, waiting: "asyncio.Future[Answer]") -> None:
+        assert self.transport is not None
+        self._waiting = waiting
+        self.transport.write(request)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._fail()
+
+    def _fail(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(Broken())
+        if self.transport is not None:
+            self.transport.abort()
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_body(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._size += len(part)
+        if self._size > MAX_ANSWER_BYTES:
+            self._fail()
+
+    def on_message_complete(self) -> None:
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        answer = Answer(self._parser.get_status_code(), self._headers, body)
+        keep = self._parser.should_keep_alive()
+        self._headers, self._parts, self._size, self.reusable = [], [], 0, keep
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+
+class Upstream:
+    """A bounded pool of connections to one instance."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self._idle: list[_Connection] = []
+        self._busy = 0
+
+    async def request(self, request: bytes, seconds: float) -> Answer:
+        """Send whole bytes, return the whole answer; `TimeoutError` after `seconds`."""
+        loop = asyncio.get_running_loop()
+        if self._busy >= MAX_CONNECTIONS:
+            raise Crowded
+        self._busy += 1
+        connection: _Connection | None = None
+        timer: asyncio.TimerHandle | None = None
+        done = False
+        try:
+            connection = self._take(loop.time()) or await self._connect(loop, seconds)
+            waiting: asyncio.Future[Answer] = loop.create_future()
+            timer = loop.call_later(seconds, _expire, waiting)
+            connection.ask(request, waiting)
+            answer = await waiting
+            done = connection.reusable
+            return answer
+        finally:
+            self._busy -= 1
+            if timer is not None:
+                timer.cancel()
+            if connection is not None and connection.transport is not None:
+                if done:
+                    connection.idle_since = loop.time()
+                    self._idle.append(connection)
+                else:
+                    connection.transport.abort()
+
+    def close(self) -> None:
+        for connection in self._idle:
+            if connection.transport is not None:
+                connection.transport.close()
+        self._idle.clear()
+
+    def _take(self, now: float) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and now - connection.idle_since < IDLE_SECONDS:
+                return connection
+            if connection.transport is not None:
+                connection.transport.close()
+        return None
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Connection:
+        try:
+            async with asyncio.timeout(min(CONNECT_SECONDS, seconds)):
+                _, connection = await loop.create_connection(_Connection, self.host, self.port)
+        except (OSError, TimeoutError) as error:
+            raise NotSent from error
+        return connection
+
+
+def _expire(waiting: "asyncio.Future[Answer]") -> None:
+    if not waiting.done():
+        waiting.set_exception(TimeoutError())

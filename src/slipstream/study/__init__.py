@@ -1,1 +1,0 @@
-"""Studies: the same training under many settings and seeds, compared with intervals and tests."""

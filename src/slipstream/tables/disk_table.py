@@ -1,0 +1,386 @@
+"""The disk tier: a table larger than memory.
+
+Rows lie in files (`disk_files.py`), read by a team of waiting threads; a write-back cache of
+`cache_bytes` holds those in use, and rules move them there. `flush` makes all rows last; a process
+killed at any moment leaves the table as of its last flush. Files are read with the table unlocked,
+so one thread may fetch rows while another trains; which row may be fetched when is the schedule's
+business.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slipstream.errors import SlipstreamError
+from slipstream.ops.rows import unique_keys
+from slipstream.tables.disk_cache import RowCache
+from slipstream.tables.disk_files import RecordFiles
+from slipstream.tables.disk_records import Numbers, PlainNumbers, RecordFormat, SliceNumbers, runs
+from slipstream.tables.embedding_table import (
+    CHUNK,
+    Rows,
+    check_keys,
+    first_rows,
+    refuse_dense_rule,
+    saved_touched,
+    write_saved,
+)
+from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.slices import Placement
+
+READERS = 16
+
+
+class Pace:
+    """At most `rate` reads a second, by waiting: a slower disk on this machine, for experiments."""
+
+    def __init__(self, rate: float) -> None:
+        if rate <= 0:
+            raise ValueError(f"read_rate must be positive, got {rate}")
+        self._rate, self._free, self._lock = rate, 0.0, threading.Lock()
+
+    def wait(self, reads: int) -> None:
+        """Return when a disk of this rate would have served so many more reads."""
+        with self._lock:
+            self._free = max(self._free, time.monotonic()) + reads / self._rate
+            until = self._free
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+class DiskTable:
+    """Rows 0 … num_rows - 1 of width `dim` in the files of `directory`; with a `placement` only
+    those this rank owns.
+
+    `numbered` rows (the ground of a hashed table) may grow in number and are not dealt to slices.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_rows: int,
+        dim: int,
+        rule: RowOptimizer,
+        directory: str | Path,
+        *,
+        cache_bytes: int = 1 << 30,
+        seed: int = 0,
+        init_scale: float = 0.035,
+        dtype: torch.dtype = torch.float32,
+        placement: Placement | None = None,
+        rank: int = 0,
+        readers: int = READERS,
+        read_rate: float | None = None,
+        numbered: bool = False,
+    ) -> None:
+        if num_rows < 1 or dim < 1:
+            raise ValueError(
+                f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
+            )
+        if readers < 1:
+            raise ValueError(f"readers must be at least 1, got {readers}")
+        refuse_dense_rule(name, rule, "disk")
+        self.name, self.dim, self.rule, self.dtype = name, dim, rule, dtype
+        self.seed, self.init_scale, self.readers, self.forgets = seed, init_scale, readers, False
+        self._format = RecordFormat(rule, dim, dtype)
+        placement = placement or Placement(1)
+        self._numbers: Numbers = (
+            PlainNumbers(num_rows)
+            if numbered
+            else SliceNumbers(num_rows, self._format.bytes, placement, rank)
+        )
+        spec = {
+            "name": name,
+            "dim": dim,
+            "dtype": str(dtype).removeprefix("torch."),
+            "rule": rule.name,
+            "seed": seed,
+        }
+        spec |= {
+            "init_scale": init_scale,
+            "layout": self._numbers.layout,
+            "slices": [self._numbers.low, self._numbers.high],
+        }
+        if not numbered:
+            spec["num_rows"] = num_rows
+        self._cache = RowCache(name, cache_bytes, self._format.bytes, rule, dim, dtype)
+        self._files = RecordFiles(
+            Path(directory),
+            spec,
+            self._format.bytes,
+            self._numbers.first_of_file,
+            self._numbers.names,
+            self._numbers.count,
+        )
+        self.num_rows = max(num_rows, self._files.records) if numbered else num_rows
+        if numbered:
+            self._numbers.count = self.num_rows
+        self._pace = None if read_rate is None else Pace(read_rate)
+        self._lock = threading.RLock()
+        # times dirty rows have left the cache: a fetch that saw another count may be out of date
+        self._written_back = 0
+        self.counters = {"hits": 0, "reads": 0, "born": 0, "written": 0}
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row with its state."""
+        return self._format.bytes
+
+    @property
+    def cache_rows(self) -> int:
+        """Rows the cache can hold."""
+        return self._cache.capacity
+
+    # -- the verbs --
+
+    def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """A copy of the weights of these rows, which stay in the cache where they fit."""
+        check_keys(self.name, self.num_rows, keys_U)
+        unique_U, inverse_U = unique_keys(keys_U)
+        weights_UD = self._fetch(
+            unique_U, keep=unique_U.numel() <= self._cache.capacity // 2
+        ).weights_UD
+        return (
+            weights_UD
+            if unique_U.numel() == keys_U.numel() and torch.equal(unique_U, keys_U)
+            else weights_UD[inverse_U]
+        )
+
+    def read(self, keys_U: torch.Tensor) -> Rows:
+        """Rows with their state, copied; the cache stays as it is."""
+        check_keys(self.name, self.num_rows, keys_U)
+        return self._fetch(keys_U, keep=False)
+
+    def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
+        """One optimiser step for the rows `keys_U` (unique, ascending)."""
+        check_keys(self.name, self.num_rows, keys_U)
+        step = max(1, self._cache.capacity // 2)
+        for keys, grads in zip(keys_U.split(step), grads_UD.split(step), strict=True):
+            with self._lock:
+                slots = self._enter(keys)
+                order = slots.argsort()
+                self.rule.update_(
+                    self._cache.weights_CD, self._cache.state, slots[order], grads[order], lr
+                )
+                self._cache.dirty_C[slots] = True
+
+    def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
+        """Put rows with their state in place (in the cache; they reach the files when they leave
+        it, or with a flush).
+        """
+        check_keys(self.name, self.num_rows, keys_U)
+        step = max(1, self._cache.capacity // 2)
+        for start in range(0, keys_U.numel(), step):
+            part = slice(start, start + step)
+            with self._lock:
+                slots = self._enter(keys_U[part], load=False)
+                state = {entry: rows.state[entry][part] for entry in self._cache.state}
+                self._cache.put(slots, Rows(rows.weights_UD[part], state))
+                self._cache.dirty_C[slots] = True
+
+    def all_rows(self) -> torch.Tensor:
+        """Every row's weights: a copy as large as the weights of the whole table."""
+        if self._numbers.high - self._numbers.low < Placement(1).slices(0)[1]:
+            raise ValueError(
+                f"table '{self.name}' holds a part of its rows on this rank; ask all ranks for "
+                "theirs"
+            )
+        weights_ND = torch.empty(self.num_rows, self.dim, dtype=self.dtype)
+        for start in range(0, self.num_rows, CHUNK):
+            keys = torch.arange(start, min(start + CHUNK, self.num_rows))
+            weights_ND[start : start + CHUNK] = self._fetch(keys, keep=False).weights_UD
+        return weights_ND
+
+    def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
+        """Every row ever moved or written, ascending by (slice, key)."""
+        with self._lock:
+            cached = self._cache.numbers(self._cache.dirty_slots())
+        for begin, end in runs(self._numbers.count):
+            with self._lock:
+                moved = np.union1d(
+                    self._files.all_written(begin, end), cached[(cached >= begin) & (cached < end)]
+                )
+            if len(moved):
+                keys_U = self._numbers.keys_of(begin, end)[torch.from_numpy(moved - begin)]
+                for part in keys_U.split(chunk):
+                    yield part, self.read(part)
+
+    def flush(self) -> None:
+        """Make all rows last: what the table will open with from now on."""
+        self.flush_with(None)
+
+    def flush_with(self, companion: State | None) -> None:
+        """`flush`, with tensors that belong to the rows (a hashed table's index) made to last in
+        the same moment.
+        """
+        with self._lock:
+            try:
+                self._write_back(self._cache.dirty_slots())
+                self._files.commit(companion)
+            except (OSError, SlipstreamError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise SlipstreamError(
+                    f"could not flush table '{self.name}' to {self._files.directory}: {reason}; "
+                    "on disk it is as after its last flush, so make room and flush again, or "
+                    "start again from there"
+                ) from error
+
+    def companion(self) -> State:
+        """What the last flush put beside the rows."""
+        return self._files.companion()
+
+    def clear(self) -> None:
+        """As if new; what was flushed stays on disk until the next flush."""
+        with self._lock:
+            self._cache.drop_all()
+            self._files.forget_all()
+            self._written_back += 1
+
+    def close(self) -> None:
+        """Let go of the files and the lock without flushing: what was not flushed is lost."""
+        with self._lock:
+            self._files.close()
+
+    def grow(self, num_rows: int) -> None:
+        """More numbered rows."""
+        if not isinstance(self._numbers, PlainNumbers) or num_rows < self.num_rows:
+            raise ValueError(
+                f"table '{self.name}' can only grow, and only where its rows are numbered"
+            )
+        with self._lock:
+            self.num_rows = self._numbers.count = num_rows
+            self._files.resize(num_rows)
+
+    def state_dict(self) -> State:
+        """All touched rows: as large as they are. A table that does not fit memory is saved by
+        walking `touched`.
+        """
+        return saved_touched(self)
+
+    def load_state_dict(self, saved: State) -> None:
+        """Take over saved rows in place of all there are; what was flushed stays on disk until the
+        next flush.
+        """
+        with self._lock:
+            self.clear()
+            write_saved(self, saved)
+
+    # -- between cache and files --
+
+    def _fetch(self, keys_U: torch.Tensor, *, keep: bool) -> Rows:
+        """Rows with their state from wherever they are; `keep` lets those that were not in memory
+        enter the cache.
+        """
+        numbers_U = self._numbers.of(keys_U)
+        with self._lock:
+            self._cache.clock += 1
+            slots_U = self._cache.find(torch.from_numpy(numbers_U))
+            hit_U = slots_U >= 0
+            self._cache.use(slots_U[hit_U])
+            found = self._cache.rows(slots_U[hit_U])
+            seen = self._written_back
+        self.counters["hits"] += len(found.weights_UD)
+        if bool(hit_U.all()):
+            return found
+        missing_U = ~hit_U
+        loaded = self._load(keys_U[missing_U], numbers_U[missing_U.numpy()])
+        if keep:
+            self._keep(numbers_U[missing_U.numpy()], loaded, seen)
+        return _merge(hit_U, found, loaded)
+
+    def _load(self, keys_U: torch.Tensor, numbers_U: np.ndarray) -> Rows:
+        """Rows that are not in memory: read where they were written, as they are born where not."""
+        written_U = self._files.written(numbers_U)
+        places = np.flatnonzero(written_U)
+        order = places[np.argsort(numbers_U[places])]  # ascending on disk
+        rows = self._newborn(keys_U)
+        if len(order):
+            read = self._format.unpack(self._files.read(numbers_U[order], self.readers))
+            if self._pace is not None:
+                self._pace.wait(len(order))
+            target = torch.from_numpy(order)
+            rows.weights_UD[target] = read.weights_UD
+            for entry, value in rows.state.items():
+                value[target] = read.state[entry]
+        self.counters["reads"] += len(order)
+        self.counters["born"] += len(numbers_U) - len(order)
+        return rows
+
+    def _newborn(self, keys_U: torch.Tensor) -> Rows:
+        state = self.rule.new_state(keys_U.numel(), self.dim, self.dtype)
+        weights_UD = first_rows(self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype)
+        return Rows(weights_UD, {entry: value for entry, value in state.items() if value.dim() > 0})
+
+    def _keep(self, numbers_U: np.ndarray, rows: Rows, seen: int) -> None:
+        """Let loaded rows enter the cache, unless another thread has been there in the meantime."""
+        with self._lock:
+            if self._written_back != seen:
+                return
+            absent_U = self._cache.find(torch.from_numpy(numbers_U)) < 0
+            self._make_room(int(absent_U.sum()))
+            slots = self._cache.enter(torch.from_numpy(numbers_U)[absent_U])
+            self._cache.put(
+                slots,
+                Rows(
+                    rows.weights_UD[absent_U],
+                    {entry: v[absent_U] for entry, v in rows.state.items()},
+                ),
+            )
+
+    def _enter(self, keys_U: torch.Tensor, *, load: bool = True) -> torch.Tensor:
+        """Slots of these rows, all in memory afterwards; without `load` the caller sets the
+        contents of new ones.
+        """
+        numbers_U = self._numbers.of(keys_U)
+        self._cache.clock += 1
+        slots_U = self._cache.find(torch.from_numpy(numbers_U))
+        self._cache.use(slots_U[slots_U >= 0])
+        new_U = slots_U < 0
+        if bool(new_U.any()):
+            new_numbers = numbers_U[new_U.numpy()]
+            self._make_room(len(new_numbers))
+            rows = self._load(keys_U[new_U], new_numbers) if load else None
+            slots_U[new_U] = self._cache.enter(torch.from_numpy(new_numbers))
+            if rows is not None:
+                self._cache.put(slots_U[new_U], rows)
+        return slots_U
+
+    def _make_room(self, needed: int) -> None:
+        leaving = self._cache.leaving(needed)
+        if leaving.numel():
+            dirty = leaving[self._cache.dirty_C[leaving]]
+            try:
+                self._write_back(dirty)
+            except OSError as error:
+                raise SlipstreamError(
+                    f"could not write rows of table '{self.name}' to {self._files.directory}: "
+                    f"{error.strerror}; "
+                    "on disk it is as after its last flush, so make room and start again from there"
+                ) from error
+            self._cache.release(leaving)
+
+    def _write_back(self, slots_U: torch.Tensor) -> None:
+        """Write dirty rows to the files; they stay in memory and are clean."""
+        for slots in slots_U.split(CHUNK) if slots_U.numel() else ():
+            slots = slots[torch.from_numpy(np.argsort(self._cache.numbers(slots)))]
+            self._files.write(
+                self._cache.numbers(slots), self._format.pack(self._cache.rows(slots)), self.readers
+            )
+            self._cache.dirty_C[slots] = False
+            self._written_back += 1
+            self.counters["written"] += slots.numel()
+
+
+def _merge(hit_U: torch.Tensor, found: Rows, loaded: Rows) -> Rows:
+    """Rows in the order of their keys again."""
+
+    def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        whole = b.new_empty(hit_U.numel(), *b.shape[1:])
+        whole[hit_U], whole[~hit_U] = a, b
+        return whole
+
+    state = {entry: joined(value, loaded.state[entry]) for entry, value in found.state.items()}
+    return Rows(joined(found.weights_UD, loaded.weights_UD), state)

@@ -1,0 +1,376 @@
+"""The hashed tier: any int64 id has a row, and rows are spent on the ids that earn them.
+
+An index maps an id to a numbered row of another tier (memory or disk), which grows with it. An id
+gets its row with the `admit_after`-th training step that brings it a gradient; until then it is
+read as it was born and its gradients are dropped. With `max_rows` the least recently (lru) or least
+often (lfu) trained rows make room; an evicted id starts afresh, sightings included.
+
+Only `apply` and `write` count as use, never `gather` or `read`: what is in the table follows from
+the training steps alone, so prefetching or evaluating cannot change it.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+import torch
+
+from slipstream.errors import SlipstreamError
+from slipstream.tables.embedding_table import (
+    CHUNK,
+    EmbeddingTable,
+    Rows,
+    check_keys,
+    first_rows,
+    refuse_dense_rule,
+    row_state,
+    saved_touched,
+    write_saved,
+)
+from slipstream.tables.eviction import SHARE, smallest
+from slipstream.tables.hash_index import make_index
+from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.slices import slice_order
+
+Evict = Literal["lru", "lfu"]
+SEEN, SIGHTINGS = (
+    "tier.seen",
+    "tier.sightings",
+)  # when an id was last trained and how often: travels with its row
+_SIGHTING_BITS = 8
+MOST_SIGHTINGS = (1 << _SIGHTING_BITS) - 1
+_FIRST_ROOM = 1024
+
+
+class Ground(EmbeddingTable, Protocol):
+    """A tier of numbered rows that a hashed table can stand on."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def init_scale(self) -> float: ...
+
+    def grow(self, num_rows: int) -> None: ...
+
+    def companion(self) -> State:
+        """What was flushed beside the rows; empty for a new table."""
+        ...
+
+    def flush_with(self, companion: State) -> None:
+        """Make the rows and `companion` durable as one."""
+        ...
+
+
+class HashedTable:
+    """Rows for any id over the numbered rows of `ground`."""
+
+    _clock: int  # training steps so far
+    _next: int  # rows of the ground handed out so far
+
+    def __init__(
+        self,
+        ground: Ground,
+        *,
+        num_rows: int | None = None,
+        admit_after: int = 1,
+        max_rows: int | None = None,
+        evict: Evict = "lru",
+        max_candidates: int = 1 << 20,
+    ) -> None:
+        if not 1 <= admit_after <= MOST_SIGHTINGS:
+            raise ValueError(
+                f"admit_after must be between 1 and {MOST_SIGHTINGS}, got {admit_after}"
+            )
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        if evict not in ("lru", "lfu"):
+            raise ValueError(f"evict must be lru or lfu, got {evict!r}")
+        refuse_dense_rule(ground.name, ground.rule, "hashed")
+        self.ground, self.num_rows = ground, num_rows
+        self.admit_after, self.max_rows, self.evict, self.max_candidates = (
+            admit_after,
+            max_rows,
+            evict,
+            max_candidates,
+        )
+        self._lock = threading.RLock()
+        self._forget_all()
+        if saved := ground.companion():
+            self._restore(saved)
+
+    @property
+    def name(self) -> str:
+        return self.ground.name
+
+    @property
+    def dim(self) -> int:
+        return self.ground.dim
+
+    @property
+    def rule(self) -> RowOptimizer:
+        return self.ground.rule
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.ground.dtype
+
+    @property
+    def forgets(self) -> bool:
+        """With admission or eviction a trained row may be read as new later."""
+        return self.admit_after > 1 or self.max_rows is not None
+
+    def __len__(self) -> int:
+        """Ids that have a row."""
+        return len(self._index)
+
+    def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """A copy of the weights of these ids; those without a row as they are born."""
+        check_keys(self.name, self.num_rows, keys_U)
+        with self._lock:
+            slots_U = self._index.find(keys_U)
+            known_U = slots_U >= 0
+            if bool(known_U.all()):
+                return self.ground.gather(slots_U)
+            weights_UD = torch.empty(keys_U.numel(), self.dim, dtype=self.dtype)
+            weights_UD[known_U] = self.ground.gather(slots_U[known_U])
+            weights_UD[~known_U] = self._first_rows(keys_U[~known_U])
+            return weights_UD
+
+    def read(self, keys_U: torch.Tensor) -> Rows:
+        """Rows with their optimiser state, copied."""
+        check_keys(self.name, self.num_rows, keys_U)
+        with self._lock:
+            slots_U = self._index.find(keys_U)
+            known_U = slots_U >= 0
+            found = self.ground.read(slots_U[known_U])
+            rows = self._newborn(keys_U)
+            rows.weights_UD[known_U] = found.weights_UD
+            for entry, value in rows.state.items():
+                value[known_U] = found.state[entry]
+            return rows
+
+    def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
+        """One optimiser step for those of these ids (unique, ascending) that have a row or earn one
+        now.
+        """
+        check_keys(self.name, self.num_rows, keys_U)
+        with self._lock:
+            self._clock += 1
+            slots_U = self._index.find(keys_U)
+            self._use(slots_U[slots_U >= 0])
+            new_U = (slots_U < 0).nonzero().squeeze(1)
+            new_U = new_U[self._sight(keys_U[new_U])]
+            slots_U[new_U] = self._admit(keys_U[new_U])
+            served_U = (slots_U >= 0).nonzero().squeeze(1)
+            served_U = served_U[slots_U[served_U].argsort()]
+            self.ground.apply(slots_U[served_U], grads_UD[served_U], lr)
+
+    def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
+        """Put rows with their state in place; ids without a row get one at once."""
+        check_keys(self.name, self.num_rows, keys_U)
+        with self._lock:
+            self._clock += 1
+            slots_U = self._index.find(keys_U)
+            self._use(slots_U[slots_U >= 0])
+            new_U = slots_U < 0
+            self._candidates.erase(keys_U[new_U])
+            slots_U[new_U] = self._admit(keys_U[new_U], bear=False)
+            state = {
+                entry: rows.state[entry] for entry in row_state(self.rule, self.dim, self.dtype)
+            }
+            self.ground.write(slots_U, Rows(rows.weights_UD, state))
+            if (
+                SEEN in rows.state and slots_U.numel()
+            ):  # rows of a saved table bring their past with them
+                self._seen_S[slots_U], self._sightings_S[slots_U] = (
+                    rows.state[SEEN],
+                    rows.state[SIGHTINGS],
+                )
+                self._clock = max(self._clock, int(rows.state[SEEN].max()))
+
+    def all_rows(self) -> torch.Tensor:
+        """The weights of ids 0 … num_rows - 1, where the ids end."""
+        if self.num_rows is None:
+            raise ValueError(f"table '{self.name}' has a row for every id; ask for those you need")
+        return self.gather(torch.arange(self.num_rows))
+
+    def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
+        """Every id that has a row, ascending by (slice, id), with when and how often it was
+        trained.
+        """
+        ids_U, slots_U = self._index.items()
+        order = slice_order(ids_U)
+        for part in order.split(chunk):
+            if part.numel():
+                slots = slots_U[part]
+                rows = self.ground.read(slots)
+                past = {
+                    SEEN: self._seen_S[slots].clone(),
+                    SIGHTINGS: self._sightings_S[slots].clone(),
+                }
+                yield ids_U[part], Rows(rows.weights_UD, {**rows.state, **past})
+
+    def flush(self) -> None:
+        """Rows and index durable as one, where the ground has files."""
+        with self._lock:
+            self.ground.flush_with(self._saved_index())
+
+    def clear(self) -> None:
+        """As if new: no id has a row."""
+        with self._lock:
+            self._forget_all()
+            self.ground.clear()
+
+    def close(self) -> None:
+        """Let go of the ground's files, without flushing."""
+        self.ground.close()
+
+    def state_dict(self) -> State:
+        """The rows of all ids that have one, and the ids on their way to one."""
+        ids, packed = self._candidates.items()
+        return {
+            **saved_touched(self),
+            "candidates": ids,
+            "candidate_sightings": packed,
+            "clock": torch.tensor(self._clock),
+        }
+
+    def load_state_dict(self, saved: State) -> None:
+        """Take over saved rows; another table's are refused."""
+        with self._lock:
+            self.clear()
+            write_saved(self, saved)
+            if "clock" in saved:
+                self._candidates.insert(saved["candidates"], saved["candidate_sightings"])
+                self._clock = int(saved["clock"])
+
+    # -- who has a row --
+
+    def _forget_all(self) -> None:
+        none = torch.zeros(0, dtype=torch.int64)
+        self._index, self._candidates = make_index(), make_index()
+        self._clock, self._next = 0, 0
+        self._free_S: torch.Tensor = none  # rows given back by evicted ids
+        self._ids_S: torch.Tensor = none  # whose row it is; -1 nobody's
+        self._seen_S: torch.Tensor = none
+        self._sightings_S: torch.Tensor = none
+
+    def _use(self, slots_U: torch.Tensor) -> None:
+        self._seen_S[slots_U] = self._clock
+        self._sightings_S[slots_U] += 1
+
+    def _sight(self, ids_U: torch.Tensor) -> torch.Tensor:
+        """Count one sighting of ids without a row; which of them have earned one."""
+        if self.admit_after == 1:
+            return torch.ones(ids_U.numel(), dtype=torch.bool)
+        packed_U = self._candidates.find(ids_U)
+        sightings_U = torch.where(packed_U < 0, 0, packed_U & MOST_SIGHTINGS) + 1
+        earned_U = sightings_U >= self.admit_after
+        self._candidates.erase(ids_U[earned_U])
+        waiting = ~earned_U
+        self._candidates.insert(
+            ids_U[waiting], (self._clock << _SIGHTING_BITS) | sightings_U[waiting]
+        )
+        excess = len(self._candidates) - self.max_candidates
+        if excess > 0:  # the longest unseen are forgotten
+            ids, packed = (x.numpy() for x in self._candidates.items())
+            oldest = smallest(
+                max(excess, self.max_candidates // SHARE), packed >> _SIGHTING_BITS, ids
+            )
+            self._candidates.erase(torch.from_numpy(ids[oldest]))
+        return earned_U
+
+    def _admit(self, ids_U: torch.Tensor, *, bear: bool = True) -> torch.Tensor:
+        """Rows for new ids; where the budget is spent, the least useful rows not of this step make
+        room.
+        """
+        count = ids_U.numel()
+        if count == 0:
+            return ids_U
+        if self.max_rows is not None and len(self._index) + count > self.max_rows:
+            self._make_room(len(self._index) + count - self.max_rows)
+        slots_U = self._take_slots(count)
+        self._index.insert(ids_U, slots_U)
+        self._ids_S[slots_U], self._seen_S[slots_U], self._sightings_S[slots_U] = (
+            ids_U,
+            self._clock,
+            1,
+        )
+        if bear:
+            self.ground.write(slots_U, self._newborn(ids_U))
+        return slots_U
+
+    def _make_room(self, needed: int) -> None:
+        assert self.max_rows is not None
+        slots_V = ((self._ids_S >= 0) & (self._seen_S < self._clock)).nonzero().squeeze(1)
+        if slots_V.numel() < needed:
+            raise SlipstreamError(
+                f"one step needs more rows of table '{self.name}' than max_rows={self.max_rows} "
+                "allows; raise tables.max_rows"
+            )
+        seen, ids = self._seen_S[slots_V].numpy(), self._ids_S[slots_V].numpy()
+        order = (
+            (seen, ids) if self.evict == "lru" else (self._sightings_S[slots_V].numpy(), seen, ids)
+        )
+        victims = slots_V[torch.from_numpy(smallest(max(needed, self.max_rows // SHARE), *order))]
+        self._index.erase(self._ids_S[victims])
+        self._ids_S[victims] = -1
+        self._free_S = torch.cat([self._free_S, victims])
+
+    def _take_slots(self, count: int) -> torch.Tensor:
+        """Numbers of unused rows: freed ones first, then new ones, for which the ground grows."""
+        reused, self._free_S = self._free_S[:count], self._free_S[count:]
+        fresh = torch.arange(self._next, self._next + count - reused.numel())
+        self._next += fresh.numel()
+        self._extend(self._next)
+        return torch.cat([reused, fresh])
+
+    def _extend(self, needed: int) -> None:
+        ground_rows = self.ground.num_rows or 0
+        if needed > ground_rows:
+            self.ground.grow(max(needed, _FIRST_ROOM, 2 * ground_rows))
+        if needed > len(self._ids_S):
+            more = torch.full(
+                (max(needed, _FIRST_ROOM, 2 * len(self._ids_S)) - len(self._ids_S),),
+                -1,
+                dtype=torch.int64,
+            )
+            self._ids_S, self._seen_S, self._sightings_S = (
+                torch.cat([x, more]) for x in (self._ids_S, self._seen_S, self._sightings_S)
+            )
+
+    def _first_rows(self, ids_U: torch.Tensor) -> torch.Tensor:
+        return first_rows(
+            self.ground.seed, self.name, ids_U, self.dim, self.ground.init_scale, self.dtype
+        )
+
+    def _newborn(self, ids_U: torch.Tensor) -> Rows:
+        state = self.rule.new_state(ids_U.numel(), self.dim, self.dtype)
+        return Rows(
+            self._first_rows(ids_U),
+            {entry: value for entry, value in state.items() if value.dim() > 0},
+        )
+
+    # -- the index beside its rows on disk --
+
+    def _saved_index(self) -> State:
+        candidates, packed = self._candidates.items()
+        return {
+            "ids": self._ids_S[: self._next],
+            "seen": self._seen_S[: self._next],
+            "sightings": self._sightings_S[: self._next],
+            "candidates": candidates,
+            "candidate_sightings": packed,
+            "clock": torch.tensor(self._clock),
+        }
+
+    def _restore(self, saved: State) -> None:
+        self._next, self._clock = len(saved["ids"]), int(saved["clock"])
+        self._ids_S, self._seen_S, self._sightings_S = (
+            saved[name].clone() for name in ("ids", "seen", "sightings")
+        )
+        used = (self._ids_S >= 0).nonzero().squeeze(1)
+        self._index.insert(self._ids_S[used], used)
+        self._free_S = (self._ids_S < 0).nonzero().squeeze(1)
+        self._candidates.insert(saved["candidates"], saved["candidate_sightings"])

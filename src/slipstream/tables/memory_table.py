@@ -1,0 +1,235 @@
+"""The memory tier: a table whose rows live in this process, each from its first touch on.
+
+Creating a table costs nothing: its memory is mapped but not touched, and a bit per row says which
+rows were born. A rank that owns a part of the slices stores that part alone. Rules that move
+untouched rows let all rows be born at once.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from slipstream.errors import SlipstreamError
+from slipstream.ops.row_gather import gather_present, gather_rows
+from slipstream.tables.embedding_table import (
+    CHUNK,
+    Rows,
+    check_keys,
+    first_rows,
+    saved_touched,
+    write_saved,
+)
+from slipstream.tables.memory_marks import RowMarks
+from slipstream.tables.memory_pages import lazy_zeros
+from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.slices import Placement, SliceLayout, slice_order
+
+__all__ = ["MemoryTable", "Rows", "first_rows"]
+
+
+class MemoryTable:
+    """Rows 0 … num_rows - 1 of width `dim` with the state of their rule; with a `placement` only
+    those this rank owns.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_rows: int,
+        dim: int,
+        rule: RowOptimizer,
+        *,
+        seed: int = 0,
+        init_scale: float = 0.035,
+        dtype: torch.dtype = torch.float32,
+        placement: Placement | None = None,
+        rank: int = 0,
+    ) -> None:
+        if num_rows < 1 or dim < 1:
+            raise ValueError(
+                f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
+            )
+        self.name, self.num_rows, self.dim, self.rule, self.dtype = name, num_rows, dim, rule, dtype
+        self.seed, self.init_scale, self.forgets = seed, init_scale, False
+        part = None if placement is None or placement.world == 1 else placement.slices(rank)
+        self._layout = None if part is None else SliceLayout(num_rows, *part)
+        self._held = num_rows if self._layout is None else self._layout.count
+        self._birth = (
+            threading.RLock()
+        )  # a birth must never land on a row that another thread has moved since
+        self.clear()
+
+    @property
+    def weights_ND(self) -> torch.Tensor:
+        """The weights of every row held here (all born), not copied."""
+        self._bear_all()
+        return self._weights_ND
+
+    def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """A copy of the weights of these rows."""
+        if self._layout is None and keys_U.dtype == torch.int64:
+            try:
+                weights_UD = gather_present(
+                    self._weights_ND, keys_U, None if self._all_born else self._born.bits
+                )
+            except IndexError:
+                check_keys(self.name, self.num_rows, keys_U)
+                raise
+            if weights_UD is not None:
+                return weights_UD
+        check_keys(self.name, self.num_rows, keys_U)
+        places_U = self._places(keys_U)
+        self._bear(keys_U, places_U)
+        return gather_rows(self._weights_ND, places_U)
+
+    def all_rows(self) -> torch.Tensor:
+        """Every row's weights, not copied: read only."""
+        if self._layout is not None:
+            raise ValueError(
+                f"table '{self.name}' holds a part of its rows on this rank; ask all ranks for "
+                "theirs"
+            )
+        return self.weights_ND
+
+    def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
+        """One optimiser step for the rows `keys_U` (unique, ascending)."""
+        check_keys(self.name, self.num_rows, keys_U)
+        places_U = self._places(keys_U)
+        with self._birth:
+            if self.rule.moves_untouched_rows:
+                self._bear_all()
+            self._bear(keys_U, places_U)
+            self.rule.update_(self._weights_ND, self.state, places_U, grads_UD, lr)
+
+    def read(self, keys_U: torch.Tensor) -> Rows:
+        """Rows with their state, copied."""
+        places_U = self._places(keys_U)
+        return Rows(
+            self.gather(keys_U),
+            {name: value[places_U] for name, value in self._row_state().items()},
+        )
+
+    def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
+        """Put rows with their state in place."""
+        check_keys(self.name, self.num_rows, keys_U)
+        places_U = self._places(keys_U)
+        with self._birth:
+            self._weights_ND[places_U] = rows.weights_UD
+            for name, value in self._row_state().items():
+                value[places_U] = rows.state[name]
+            self._born.mark(places_U)
+
+    def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
+        """Every born row with its state, ascending by (slice, key)."""
+        born_U = self._born.marked()
+        keys_U = born_U if self._layout is None else self._layout.keys()[born_U]
+        for part in keys_U[slice_order(keys_U)].split(chunk):
+            if part.numel():
+                yield part, self.read(part)
+
+    def flush(self) -> None:
+        """Nothing to do: memory has no file."""
+
+    def flush_with(self, companion: State) -> None:
+        """Nothing to do: memory has no file."""
+
+    def companion(self) -> State:
+        """Nothing was ever flushed."""
+        return {}
+
+    def clear(self) -> None:
+        """As if new."""
+        with self._birth:
+            self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
+            self.state = self.rule.new_state(self._held, self.dim, self.dtype, lazy_zeros)
+            self._born, self._all_born = RowMarks(self._held), False
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def grow(self, num_rows: int) -> None:
+        """Room for more rows; those there are keep their values (copied once, so doubling keeps it
+        cheap).
+        """
+        if self._layout is not None or num_rows < self.num_rows:
+            raise ValueError(
+                f"table '{self.name}' can only grow, and only where it holds all its rows"
+            )
+        old = [self._weights_ND, *self._row_state().values()]
+        with self._birth:
+            new_state = self.rule.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
+            self._weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
+            self._born, self._all_born = self._born.extended(num_rows), False
+            self.state = {
+                name: new_state[name] if value.dim() > 0 else value
+                for name, value in self.state.items()
+            }
+            for target, source in zip(
+                [self._weights_ND, *self._row_state().values()], old, strict=True
+            ):
+                target[: self.num_rows] = source
+            self.num_rows = self._held = num_rows
+
+    def state_dict(self) -> State:
+        """Weights and state by name, not copied: save or clone before the next step. A part of a
+        table names its keys too.
+        """
+        if self._layout is not None:
+            return saved_touched(self)
+        return {
+            "weights": self.weights_ND,
+            **{f"state.{name}": value for name, value in self.state.items()},
+        }
+
+    def load_state_dict(self, saved: State) -> None:
+        """Take over saved weights and state; another table's are refused."""
+        if self._layout is not None:
+            self.clear()
+            write_saved(self, saved)
+            return
+        mine = {
+            "weights": self._weights_ND,
+            **{f"state.{name}": value for name, value in self.state.items()},
+        }
+        if {name: value.shape for name, value in saved.items()} != {
+            name: value.shape for name, value in mine.items()
+        }:
+            raise SlipstreamError(
+                f"the saved rows of table '{self.name}' do not fit: this table has "
+                f"{self.num_rows} rows of {self.dim} "
+                f"with rule {self.rule.name}; use the recipe and the store it was trained with"
+            )
+        for name, value in mine.items():
+            value.copy_(saved[name])
+        self._born.mark_all()
+        self._all_born = True
+
+    def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """Where the keys lie in this rank's storage."""
+        return keys_U if self._layout is None else self._layout.locate(keys_U)
+
+    def _row_state(self) -> State:
+        return {name: value for name, value in self.state.items() if value.dim() > 0}
+
+    def _bear(self, keys_U: torch.Tensor, places_U: torch.Tensor) -> None:
+        """Let those of these rows be born that are not yet."""
+        if self._all_born or not bool(self._born.unmarked(places_U).any()):
+            return
+        with self._birth:
+            new_U = self._born.unmarked(places_U)
+            keys_U, places_U = keys_U[new_U], places_U[new_U]
+            self._weights_ND[places_U] = first_rows(
+                self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype
+            )
+            self._born.mark(places_U)
+
+    def _bear_all(self) -> None:
+        if self._all_born:
+            return
+        with self._birth:
+            held = torch.arange(self._held)
+            keys_N = held if self._layout is None else self._layout.keys()
+            for start in range(0, self._held, CHUNK):
+                self._bear(keys_N[start : start + CHUNK], held[start : start + CHUNK])
+            self._all_born = True

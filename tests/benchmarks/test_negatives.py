@@ -1,0 +1,94 @@
+"""The benchmark of negatives and the study of their quality, at sizes a test can afford."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.negatives import bench as negatives
+from benchmarks.negatives import ranks as negative_ranks
+from benchmarks.negatives import steps as negative_steps
+from slipstream.bench.step_samples import batch_of
+
+LENGTHS, ITEMS = [24, 10, 17], 400
+
+
+def test_every_way_of_fetching_gives_the_same_loss():
+    """What is timed against each other computes the same thing."""
+    batch, losses = batch_of(LENGTHS, ITEMS), {}
+    for way, options in negative_steps.VARIANTS.items():
+        options = {**options, "segment_bytes": 1 << 13}
+        step = negative_steps.touched_step(
+            negative_steps.recipe_of({"negatives": 8, **options}, dim=16), ITEMS
+        )
+        with negative_steps.way_of(way):
+            losses[way] = [step(batch) for _ in range(3)]
+    assert losses["gathered"] == pytest.approx(losses["fused"], rel=1e-5)
+    assert losses["segmented"] == pytest.approx(losses["fused"], rel=1e-5)
+    assert losses["segmented fp16"] == pytest.approx(losses["fused"], rel=1e-3)
+
+
+def test_memory_is_read_in_a_process_of_its_own():
+    found = {
+        way: negative_steps.memory_of(way, [512], [64] * 16, 50_000, threads=1)[512]
+        for way in ("gathered", "segmented")
+    }
+    gathered, segmented = (found[way]["step_bytes"] for way in found)
+    assert gathered > 16 * 64 * 512 * 64 * 4 and segmented < 0.4 * gathered
+    assert found["gathered"]["losses"] == pytest.approx(found["segmented"]["losses"], rel=1e-4)
+
+
+def test_bytes_between_two_ranks_halve():
+    found = negative_ranks.measure(LENGTHS, 5_000, 16)
+    full, half = found["fp32"], found["fp16"]
+    assert full["16 bits"] == 0 and full["keys"] == half["keys"] > 0
+    assert half["16 bits"] / (full["exact"] - half["exact"]) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_whole_command_writes_its_claims(tmp_path, monkeypatch):
+    monkeypatch.setattr(negatives, "QUICK_ITEMS", 2_000)
+    monkeypatch.setattr(negatives, "QUICK_COUNTS", (4,))
+    monkeypatch.setattr(negatives, "QUICK_LENGTHS", [10, 7])
+    monkeypatch.setattr(negatives, "movielens_lengths", lambda: ([6, 9], "made up"))
+    sizes = {"gathered": 900, "fused": 500, "segmented": 110, "segmented fp16": 90}
+
+    def memory(way, counts, lengths, items, threads):
+        return {
+            count: {
+                "step_bytes": 10 if count == 1 else sizes[way],
+                "peak_bytes": 1000,
+                "losses": [1.0],
+            }
+            for count in counts
+        }
+
+    monkeypatch.setattr(negative_steps, "memory_of", memory)
+    bytes_sent = {
+        "fp32": {"keys": 8.0, "exact": 100.0, "16 bits": 0.0},
+        "fp16": {"keys": 8.0, "exact": 20.0, "16 bits": 40.0},
+    }
+    monkeypatch.setattr(negative_ranks, "measure", lambda *asked: bytes_sent)
+    threads = torch.get_num_threads()
+    negatives.run(quick=True, json_path=tmp_path / "negatives.json")
+    assert torch.get_num_threads() == threads
+    written = json.loads((tmp_path / "negatives.json").read_text())
+    claims = written["claims"]
+    wanted = {
+        "segmented_memory_saved",
+        "segmented_step_ratio",
+        "fp16_bytes_ratio",
+        "share_k4_step_ratio",
+        "extra_lookups",
+    }
+    assert wanted <= set(claims)
+    assert (
+        claims["segmented_memory_saved"] == pytest.approx(1 - 100 / 890)
+        and claims["fp16_bytes_ratio"] == 0.5
+    )
+    assert claims["extra_lookups"] == 0 and claims["share_k4_step_ratio"] > 0
+    assert any(
+        row["variant"] == "ml-1m: 128 own, k=4" and row["extra_lookups"] == 0
+        for row in written["rows"]
+    )
+    fewer = next(row for row in written["rows"] if row["variant"] == "ml-1m: 128 per step")
+    assert fewer["extra_lookups"] < 0  # the count can move

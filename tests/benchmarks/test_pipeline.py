@@ -1,0 +1,156 @@
+"""The pipeline benchmark end to end on an emulated link, small; its calibration; and the account of
+a trace.
+"""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pipeline import bench as pipeline
+from benchmarks.pipeline import clusters as pipeline_clusters
+from benchmarks.pipeline import link as pipeline_link
+from benchmarks.pipeline import rank as pipeline_rank
+from benchmarks.pipeline.rank import Setting
+from slipstream.pipeline.schedule import Lane, make_schedule
+from slipstream.pipeline.trace import Interval, read_trace, shares, write_trace
+from tests.support.ranks_fixtures import run_ranks
+
+SMALL = Setting(
+    users=4,
+    length=12,
+    items=600,
+    topics=4,
+    dim=16,
+    heads=1,
+    blocks=1,
+    batches=4,
+    cache_rows=32,
+    steps=2,
+    repeats=1,
+    check_steps=2,
+)
+
+
+def test_rates_stretch_a_free_step_to_the_wanted_shares():
+    free = {
+        "step_seconds": 0.4,
+        "compute_utilisation": 0.75,
+        "comm_seconds": 0.01,
+        "lookup_seconds": 0.02,
+        "sent_bytes": 1e6,
+        "reads": 500.0,
+    }
+    assert 1e6 / pipeline.limits(free, None, 0.2)[0] + 0.01 == pytest.approx(0.2 * 0.32 / 0.8)
+    link_rate, read_rate = pipeline.limits(free, 0.5, 0.2)
+    assert 1e6 / link_rate + 0.01 == pytest.approx(0.2) and 500 / read_rate + 0.02 == pytest.approx(
+        0.5
+    )
+
+
+def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pipeline, "can_make_namespaces", lambda: False)
+    monkeypatch.setattr(pipeline, "Setting", lambda: SMALL)
+    monkeypatch.setattr(pipeline, "quick_setting", lambda base: base)
+    monkeypatch.setattr(pipeline, "EXACT", pipeline.PAIR)
+    points = {
+        pipeline.PAPER: (0.496, 0.205, pipeline.PAIR),
+        pipeline.TURBO: (None, 0.25, (*pipeline.PAIR[:1], *pipeline.STALE)),
+    }
+    monkeypatch.setattr(
+        pipeline, "SWEEP", {title: pipeline.Point(*numbers) for title, numbers in points.items()}
+    )
+    monkeypatch.setattr(
+        pipeline_clusters, "cache_directory", lambda: tmp_path
+    )  # no MovieLens here: Zipf batches alone
+    result = pipeline.run(True, tmp_path / "result.json")
+    assert json.loads((tmp_path / "result.json").read_text())["claims"] == result["claims"]
+    assert result["claims"]["max_diff"] == 0.0
+    assert {row["link"] for row in result["rows"] if "link" in row} == {"emulated", "loopback"}
+    assert result["claims"]["key_inflation"] < 2 / 3 * result["claims"]["key_inflation_random"]
+    paper = [row for row in result["rows"] if row["variant"].startswith(pipeline.PAPER)]
+    assert len(paper) == len(pipeline.SWEEP[pipeline.PAPER].variants) and all(
+        row["step_ms"] > 0 for row in paper
+    )
+    assert {"compute_utilisation", "semi_async_exposed"} <= result["claims"].keys()
+
+
+def test_an_emulated_link_takes_its_time():
+    import time
+
+    link, began = pipeline_link.EmulatedLink(1e6), time.monotonic()
+    link.carry(20_000)
+    link.carry(30_000)
+    assert 0.045 < time.monotonic() - began < 0.5
+
+
+def interval(lane, stage, step, asked, begin, end, cause=None, caller=False):
+    return Interval(lane, stage, step, 0, asked, begin, end, caller, cause)
+
+
+def test_a_wait_is_charged_to_what_it_waits_for(tmp_path):
+    trace = [
+        interval(Lane.COMPUTE, "update", 0, 0.0, 0.9, 1.0, None, True),
+        interval(Lane.TABLE, "retrieve", 1, 0.0, 0.5, 1.3),
+        interval(Lane.ROWS, "answer", 1, 0.0, 1.3, 1.5, ("retrieve", 1, 0)),
+        interval(Lane.COMPUTE, "compute", 1, 1.0, 1.5, 1.9, ("answer", 1, 0), True),
+        interval(Lane.COMPUTE, "update", 1, 1.9, 1.9, 2.0, None, True),
+    ]
+    found = shares(trace)
+    assert found["exposed_lookup"] == pytest.approx(0.3) and found["exposed_comm"] == pytest.approx(
+        0.2
+    )
+    assert found["compute_utilisation"] == pytest.approx(0.5) and found[
+        "step_seconds"
+    ] == pytest.approx(1.0)
+    assert found["busy_table"] == pytest.approx(0.3)
+    write_trace(tmp_path / "trace.json", trace, {"run": "x"})
+    again, about = read_trace(tmp_path / "trace.json")
+    assert about == {"run": "x"} and shares(again) == pytest.approx(found)
+
+
+def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
+    trace = [
+        interval(Lane.COMPUTE, "update", 0, 0.0, 0.0, 1.0, None, True),
+        interval(Lane.TABLE, "retrieve", 1, 1.0, 1.0, 1.5, None, True),
+        interval(Lane.COMPUTE, "update", 1, 1.5, 1.5, 2.0, None, True),
+    ]
+    assert shares(trace)["exposed_lookup"] == pytest.approx(0.5)
+
+
+def peer_losses(rank, world, scratch):
+    """The losses of a few steps by the plain schedule and by TorchRec's pipeline, from the same
+    rows.
+    """
+    setting = replace(SMALL, tier="memory", variants=((pipeline.PEER, 1),))
+    me = pipeline_rank.Rank(
+        setting, pipeline_rank.arrange("auto", timedelta(seconds=60)), Path(scratch)
+    )
+    theirs = me.peer().run(me.batches, 4)[1]
+    recommender, optimizer = me.fresh()
+    batches = iter(me.batches)
+    work = pipeline_rank.RecommenderWork(
+        recommender, optimizer, lambda: (next(batches), None), 4, ranks=me.ranks
+    )
+    peers, ours = pipeline_rank.Peers(recommender.tables.exchange, world=world), []
+    with pipeline_rank.Pipeline(
+        make_schedule("synchronous"), work, recommender.tables.tables, peers
+    ) as steps:
+        for done in steps.steps():
+            ours.append(done.loss_sum / done.count)
+            if len(ours) == 4:
+                break
+    peers.close()
+    return [theirs, ours]
+
+
+@pytest.mark.skipif(not pipeline.has_torchrec(), reason="TorchRec is not installed")
+def test_the_peer_trains_the_same_model(tmp_path):
+    answers = run_ranks(2, f"{__name__}:peer_losses", tmp_path, scratch=str(tmp_path))
+    theirs = [
+        sum(losses) / 2 for losses in zip(*(each[0] for each in answers), strict=True)
+    ]  # ranks have as many tokens
+    assert theirs == pytest.approx(answers[0][1], abs=2e-5)
+    assert len({round(loss, 4) for loss in theirs}) > 1

@@ -1,0 +1,264 @@
+"""The sampler: windows as the plain definition says, the same order for everyone, and a restart at
+the very next sample.
+"""
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from slipstream.data.prefetch import PrefetchingSampler
+from slipstream.data.sampler import (
+    SamplerConfig,
+    Split,
+    TrainingSampler,
+    evaluation_batches,
+    stochastic_lengths,
+)
+from slipstream.errors import SlipstreamError
+from tests.support.data_fixtures import store_with_lengths
+
+LENGTHS = [1, 2, 3, 4, 5, 9, 12, 30, 7, 6, 3, 15, 21, 2, 8, 11, 4, 4, 13, 5]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return store_with_lengths(tmp_path_factory.mktemp("sampler"), LENGTHS)
+
+
+def log_of(store, user):
+    part = slice(store.offsets_U1[user], store.offsets_U1[user + 1])
+    return (
+        store.items_N[part].tolist(),
+        store.timestamps_N[part].tolist(),
+        store.actions["click"][part].tolist(),
+    )
+
+
+def same(one, other):
+    pairs = [(getattr(one, name), getattr(other, name)) for name in vars(one)]
+    tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor)]
+    dicts = [(a[key], b[key]) for a, b in pairs if isinstance(a, dict) for key in a]
+    return all(torch.equal(a, b) for a, b in tensors + dicts)
+
+
+def windows(batch):
+    """Per user: (user, first position, items, times, next items, next times, supervised, clicks)."""
+    for b in range(batch.num_users):
+        part = slice(int(batch.offsets_B1[b]), int(batch.offsets_B1[b + 1]))
+        tensors = (
+            batch.items_T,
+            batch.timestamps_T,
+            batch.next_items_T,
+            batch.next_timestamps_T,
+            batch.supervised_T,
+            batch.actions["click"],
+        )
+        yield (
+            int(batch.sample_ids_B[b]),
+            int(batch.first_positions_B[b]),
+            *(tensor[part].tolist() for tensor in tensors),
+        )
+
+
+def test_a_retrieval_window_is_the_most_recent_pairs_of_the_training_part(store):
+    sampler = TrainingSampler(store, SamplerConfig(max_len=6, batch_size=7), seed=3, split=Split())
+    seen = []
+    for batch in sampler.epoch_batches():
+        for user, first, items, times, next_items, next_times, supervised, clicks in windows(batch):
+            log, when, clicked = log_of(store, user)
+            end = len(log) - 2 if len(log) > 2 else len(log)  # too short to split: all of it trains
+            begin = max(0, end - 7)
+            assert first == begin
+            assert items == log[begin : end - 1] and next_items == log[begin + 1 : end]
+            assert times == when[begin : end - 1] and next_times == when[begin + 1 : end]
+            assert clicks == clicked[begin : end - 1] and all(supervised)
+            seen.append(user)
+    # A pair needs two behaviours: users with one, or with one left after the split, cannot train.
+    assert sorted(seen) == [user for user, n in enumerate(LENGTHS) if (n - 2 if n > 2 else n) >= 2]
+
+
+def test_a_ranking_window_is_the_behaviours_themselves(store):
+    sampler = TrainingSampler(
+        store, SamplerConfig(max_len=6, batch_size=7), seed=3, split=Split(), task="ranking"
+    )
+    for batch in sampler.epoch_batches():
+        for user, first, items, _, next_items, next_times, supervised, clicks in windows(batch):
+            log, when, clicked = log_of(store, user)
+            end = len(log) - 2 if len(log) > 2 else len(log)
+            assert (
+                items == log[first:end]
+                and clicks == clicked[first:end]
+                and len(items) == min(6, end)
+                and all(supervised)
+            )
+            assert next_items == [
+                *log[first + 1 : end],
+                -1,
+            ]  # the held-out behaviour is not even whispered
+            assert next_times == [*when[first + 1 : end], when[end - 1]]
+
+
+@pytest.mark.parametrize("which", ["validation", "test"])
+@pytest.mark.parametrize("split", [Split(), Split(2, 3)])
+@pytest.mark.parametrize("size", [{"batch_size": 3}, {"token_budget": 11}])
+def test_evaluation_asks_for_the_held_out_behaviours_only(store, which, split, size):
+    users = []
+    for batch in evaluation_batches(store, which, max_len=5, holdout=split, **size):
+        for user, first, items, _, next_items, _, supervised, _ in windows(batch):
+            log, _, _ = log_of(store, user)
+            known = len(log) - (split.test if which == "validation" else 0)
+            held_out = split.validation if which == "validation" else split.test
+            assert items == log[max(0, known - 6) : known - 1] and first == max(0, known - 6)
+            assert next_items == log[first + 1 : known]
+            asked = [place for place, wanted in enumerate(supervised) if wanted]
+            assert [first + place + 1 for place in asked] == list(
+                range(max(known - held_out, first + 1), known)
+            )
+            users.append(user)
+    assert users == [user for user, n in enumerate(LENGTHS) if n > split.held_out]
+
+
+def test_ranking_evaluation_reads_the_held_out_behaviours_and_judges_only_them(store):
+    for batch in evaluation_batches(store, "validation", max_len=5, batch_size=4, task="ranking"):
+        for user, _, items, _, next_items, _, supervised, _ in windows(batch):
+            log, _, _ = log_of(store, user)
+            assert items == log[: len(log) - 1][-5:] and next_items[-1] == -1
+            assert supervised == [False] * (len(items) - 1) + [True]
+
+
+CONFIGS = [
+    SamplerConfig(max_len=8, batch_size=4),
+    SamplerConfig(max_len=8, token_budget=20),
+    SamplerConfig(max_len=12, batch_size=5, stochastic_length=1.5),
+    SamplerConfig(max_len=12, token_budget=24, stochastic_length=1.6, balance="lpt"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_resume_at_every_point_gives_the_very_next_batches(store, config):
+    whole = TrainingSampler(store, config, seed=11, split=Split())
+    states, batches = [], []
+    for _ in range(3 * whole.steps_per_epoch):
+        states.append(json.loads(json.dumps(whole.state_dict())))
+        batches.append(whole.next_batch())
+    assert whole.epoch >= 2
+    for start, state in enumerate(states):
+        resumed = TrainingSampler(store, config, seed=11, split=Split())
+        resumed.load_state_dict(state)
+        assert all(same(resumed.next_batch(), expected) for expected in batches[start : start + 3])
+
+
+def test_a_state_of_another_sampler_is_refused(store, tmp_path):
+    state = TrainingSampler(store, CONFIGS[0], seed=11).state_dict()
+    with pytest.raises(SlipstreamError, match="seed"):
+        TrainingSampler(store, CONFIGS[0], seed=12).load_state_dict(state)
+    with pytest.raises(SlipstreamError, match="max_len"):
+        TrainingSampler(store, SamplerConfig(max_len=9, batch_size=4), seed=11).load_state_dict(
+            state
+        )
+    with pytest.raises(SlipstreamError, match="store"):
+        TrainingSampler(
+            store_with_lengths(tmp_path, LENGTHS, seed=1), CONFIGS[0], seed=11
+        ).load_state_dict(state)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("world", [2, 3, 7])
+def test_ranks_share_each_global_batch_and_take_equally_many_steps(store, config, world):
+    alone = TrainingSampler(store, config, seed=5)
+    ranks = [
+        TrainingSampler(store, config, seed=5, rank=rank, world_size=world) for rank in range(world)
+    ]
+    assert {rank.steps_per_epoch for rank in ranks} == {alone.steps_per_epoch}
+    for _ in range(2 * alone.steps_per_epoch):
+        everything = Counter(repr(window) for window in windows(alone.next_batch()))
+        shared = Counter(repr(window) for rank in ranks for window in windows(rank.next_batch()))
+        assert shared == everything
+
+
+def test_epochs_differ_and_seeds_decide(store):
+    def order(seed, epochs=1):
+        sampler = TrainingSampler(store, SamplerConfig(max_len=8, batch_size=4), seed=seed)
+        return [
+            [u for batch in sampler.epoch_batches() for u in batch.sample_ids_B.tolist()]
+            for _ in range(epochs)
+        ]
+
+    first, second = order(1, 2)
+    assert first != second and sorted(first) == sorted(second)
+    assert order(1) == [first] and order(2) != [first]
+
+
+def test_a_token_budget_is_kept_and_filled(store):
+    sampler = TrainingSampler(store, SamplerConfig(max_len=10, token_budget=25), seed=5)
+    batches = list(sampler.epoch_batches())
+    assert len(batches) == sampler.steps_per_epoch
+    assert all(batch.num_tokens <= 25 for batch in batches)
+    assert all(
+        one.num_tokens + int(next_one.lengths_B[0]) > 25
+        for one, next_one in itertools.pairwise(batches)
+    )
+    alone = TrainingSampler(store, SamplerConfig(max_len=10, token_budget=3), seed=5)
+    assert all(batch.num_tokens <= 3 or batch.num_users == 1 for batch in alone.epoch_batches())
+
+
+def test_stochastic_length_cuts_with_the_rules_probability():
+    draws = np.random.default_rng(0).random(200_000)
+    lengths = stochastic_lengths(np.full(200_000, 200), draws, max_len=256, alpha=1.6)
+    threshold = int(256**0.8)
+    assert set(lengths) == {threshold, 200}
+    assert (lengths == 200).mean() == pytest.approx(256**1.6 / 200**2, abs=0.005)
+    short = np.arange(1, threshold + 1)
+    assert (stochastic_lengths(short, np.full(short.size, 0.999), 256, 1.6) == short).all()
+
+
+def test_config_refuses_what_it_does_not_know():
+    for wrong in (
+        {"max_length": 3},
+        {"batch_size": 3, "token_budget": 4},
+        {"stochastic_length": 3.0},
+        {"batch_size": 0},
+        {"balance": "x"},
+    ):
+        with pytest.raises(ValidationError):
+            SamplerConfig(**wrong)
+    assert SamplerConfig().batch_size == 128 and SamplerConfig(token_budget=9).batch_size is None
+
+
+def test_users_too_short_for_min_len_are_left_out(store):
+    sampler = TrainingSampler(store, SamplerConfig(max_len=8, min_len=5), seed=0)
+    assert all((batch.lengths_B >= 5).all() for batch in sampler.epoch_batches())
+    with pytest.raises(SlipstreamError, match="no user has enough"):
+        TrainingSampler(store, SamplerConfig(max_len=80, min_len=50), seed=0)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_prefetching_hands_out_the_same_batches_and_its_state_is_the_consumers(store, config):
+    plain = TrainingSampler(store, config, seed=11)
+    with PrefetchingSampler(TrainingSampler(store, config, seed=11), ahead=3) as ahead:
+        states = []
+        for _ in range(2 * plain.steps_per_epoch):
+            assert ahead.state_dict() == plain.state_dict()
+            states.append(ahead.state_dict())
+            assert same(ahead.next_batch(), plain.next_batch())
+            assert (ahead.epoch, ahead.at_epoch_end) == (plain.epoch, plain.at_epoch_end)
+        for state in (states[1], states[-1], states[0]):
+            ahead.load_state_dict(state)
+            plain.load_state_dict(state)
+            assert all(same(ahead.next_batch(), plain.next_batch()) for _ in range(3))
+            assert all(
+                same(a, b)
+                for a, b in zip(ahead.epoch_batches(), plain.epoch_batches(), strict=True)
+            )
+
+
+def test_prefetching_raises_what_the_sampler_raises(store, monkeypatch):
+    sampler = TrainingSampler(store, CONFIGS[0], seed=11)
+    monkeypatch.setattr(sampler, "_assemble", lambda plan, step: [][1])
+    with PrefetchingSampler(sampler) as ahead, pytest.raises(IndexError):
+        ahead.next_batch()

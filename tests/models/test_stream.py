@@ -1,0 +1,100 @@
+"""The token stream against lists built behaviour by behaviour: order, times, names, and where each
+behaviour stands.
+"""
+
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from slipstream.models.inputs import ModelInput
+from slipstream.models.jagged import (
+    join_order,
+    leading_tokens,
+    offsets_from_lengths,
+    sequence_and_place,
+)
+from slipstream.models.stream import lay_out
+from tests.support.models_samples import given
+
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=4
+)  # (history, candidates) of each sequence
+
+
+def expected_tokens(batch: ModelInput, shapes, users, actions, time_bias):
+    """(row, time, look-back time, name or None) of every token, and the place of every behaviour."""
+    tokens, places, t = [], [], 0
+    for b, (history, candidates) in enumerate(shapes):
+        tokens += [(rows[b], 0, 0, None) for rows in users]
+        for place in range(history + candidates):
+            own, following = int(batch.timestamps_T[t]), int(batch.next_timestamps_T[t])
+            name, past = int(batch.token_ids_T[t]), place < history
+            looks = following if time_bias == "next" and past else own
+            places.append(len(tokens))
+            if actions is None:
+                tokens.append((batch.rows["item"][t], own, looks, name))
+            else:
+                tokens.append((batch.rows["item"][t], own, own, 2 * name))
+                tokens += [(actions[t], own, looks, 2 * name + 1)] if past else []
+            t += 1
+    return tokens, places
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(SHAPES, st.integers(0, 2), st.booleans(), st.sampled_from(["own", "next"]))
+def test_streams_are_laid_out_as_written_down(shapes, num_users, with_actions, time_bias):
+    batch = given([h + c for h, c in shapes], [c for _, c in shapes], dim=3)
+    generator = torch.Generator().manual_seed(1)
+    users = [
+        torch.randn(len(shapes), 3, generator=generator, dtype=torch.float64)
+        for _ in range(num_users)
+    ]
+    actions = (
+        torch.randn(batch.timestamps_T.numel(), 3, generator=generator, dtype=torch.float64)
+        if with_actions
+        else None
+    )
+    stream = lay_out(batch, batch.rows["item"], time_bias, users, actions)
+    tokens, places = expected_tokens(batch, shapes, users, actions, time_bias)
+    layout = stream.layout
+    assert layout.offsets_B1[-1] == len(tokens)
+    assert layout.offsets_B1.diff().tolist() == [
+        num_users + h * (2 if with_actions else 1) + c for h, c in shapes
+    ]
+    for at, (row, time, looks, name) in enumerate(tokens):
+        assert torch.equal(stream.x_SD[at], row)
+        assert (int(layout.timestamps_T[at]), int(layout.query_timestamps_T[at])) == (time, looks)
+        assert name is None or int(layout.token_ids_T[at]) == name
+    assert torch.equal(stream.behaviours(stream.x_SD), stream.x_SD[places])
+    assert len(set(layout.token_ids_T.tolist())) >= len(tokens) - num_users * sum(
+        h + c == 0 for h, c in shapes
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@drawn(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=5))
+def test_joining_and_cutting_are_each_others_inverse(pairs):
+    past_B, new_B = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
+    past_offsets, new_offsets = offsets_from_lengths(past_B), offsets_from_lengths(new_B)
+    past = [
+        ("past", int(b), int(p)) for b, p in zip(*sequence_and_place(past_offsets), strict=True)
+    ]
+    new = [("new", int(b), int(p)) for b, p in zip(*sequence_and_place(new_offsets), strict=True)]
+    offsets, order = join_order(past_offsets, new_offsets)
+    joined = [(past + new)[i] for i in order.tolist()]
+    expected = [
+        token
+        for b, (before, after) in enumerate(pairs)
+        for token in [("past", b, p) for p in range(before)] + [("new", b, p) for p in range(after)]
+    ]
+    assert joined == expected
+    assert offsets.tolist() == offsets_from_lengths(past_B + new_B).tolist()
+    assert [joined[i] for i in leading_tokens(offsets, past_B).tolist()] == past
+
+
+def test_user_tokens_of_one_sequence_have_names_of_their_own():
+    batch = given([3, 2])
+    users = [torch.zeros(2, 8, dtype=torch.float64)] * 2
+    names = lay_out(batch, batch.rows["item"], "own", users).layout.token_ids_T
+    assert len(set(names.tolist())) == 9

@@ -1,0 +1,192 @@
+"""Retrieval losses: native equals the fp64 reference with all gradients, memory stays small, wrong
+operands are refused.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.ops import losses, losses_tiled_native, rows_native
+from tests.support.operator_parity import assert_parity, needs_native
+
+TOKENS = st.sampled_from([0, 1, 2, 7, 40, 300])
+ROWS = st.sampled_from([1, 2, 9, 301])
+WIDTHS = st.sampled_from([1, 3, 4, 7, 8, 9, 15, 16, 17, 24, 33, 50, 64, 72, 131])
+NEGATIVES = st.sampled_from([0, 1, 3, 4, 5, 8, 17, 128])
+SEEDS = st.integers(0, 2**31)
+
+
+class Case:
+    """Seeded operands of a loss."""
+
+    def __init__(self, tokens: int, num_rows: int, width: int, negatives: int, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.hidden_TD, self.rows_UD = (
+            torch.randn(tokens, width, generator=g),
+            torch.randn(num_rows, width, generator=g),
+        )
+        self.targets_T = torch.randint(num_rows, (tokens,), generator=g)
+        self.negatives_TR = torch.randint(num_rows, (tokens, negatives), generator=g)
+        self.negatives_R = torch.randint(num_rows, (negatives,), generator=g)
+        self.target_log_q_T = torch.randn(tokens, generator=g)
+        self.negative_log_q_TR = torch.randn(tokens, negatives, generator=g)
+        self.negative_log_q_R = torch.randn(negatives, generator=g)
+
+    def sampled(self, corrected: bool, temperature: float):
+        def operator(hidden_TD, rows_UD, *, backend):
+            corrections = {
+                "target_log_q_T": self.target_log_q_T.to(hidden_TD.dtype),
+                "negative_log_q_TR": self.negative_log_q_TR.to(hidden_TD.dtype),
+            }
+            return losses.sampled_softmax_loss(
+                hidden_TD, rows_UD, self.targets_T, self.negatives_TR, temperature=temperature, backend=backend,
+                **(corrections if corrected else {}),
+            )  # fmt: skip
+
+        return operator
+
+    def shared(self, corrected: bool, temperature: float):
+        def operator(hidden_TD, rows_UD, *, backend):
+            corrections = {
+                "target_log_q_T": self.target_log_q_T.to(hidden_TD.dtype),
+                "negative_log_q_R": self.negative_log_q_R.to(hidden_TD.dtype),
+            }
+            return losses.shared_softmax_loss(
+                hidden_TD, rows_UD, self.targets_T, self.negatives_R, temperature=temperature, backend=backend,
+                **(corrections if corrected else {}),
+            )  # fmt: skip
+
+        return operator
+
+    def full(self, temperature: float):
+        return lambda hidden_TD, rows_UD, *, backend: losses.full_softmax_loss(
+            hidden_TD, rows_UD, self.targets_T, temperature=temperature, backend=backend
+        )
+
+
+@needs_native
+@settings(max_examples=80, deadline=None)
+@given(
+    tokens=TOKENS,
+    num_rows=ROWS,
+    width=WIDTHS,
+    negatives=NEGATIVES,
+    seed=SEEDS,
+    corrected=st.booleans(),
+)
+def test_sampled_softmax_native_equals_reference(
+    tokens, num_rows, width, negatives, seed, corrected
+):
+    case = Case(tokens, num_rows, width, negatives, seed)
+    assert_parity(case.sampled(corrected, 0.7), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+def test_sampled_softmax_native_equals_reference_through_buckets(monkeypatch):
+    """Row gradients too large for a copy per thread are dealt into buckets."""
+    monkeypatch.setattr(rows_native, "_COPIES_BYTES", 0)
+    case = Case(90, 4001, 50, 33, seed=3)
+    assert_parity(case.sampled(True, 0.5), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=TOKENS,
+    num_rows=ROWS,
+    width=WIDTHS,
+    negatives=NEGATIVES,
+    seed=SEEDS,
+    corrected=st.booleans(),
+)
+def test_shared_softmax_native_equals_reference(
+    tokens, num_rows, width, negatives, seed, corrected
+):
+    case = Case(tokens, num_rows, width, negatives, seed)
+    assert_parity(case.shared(corrected, 0.7), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+@settings(max_examples=40, deadline=None)
+@given(tokens=TOKENS, num_rows=ROWS, width=WIDTHS, seed=SEEDS)
+def test_full_softmax_native_equals_reference(tokens, num_rows, width, seed):
+    case = Case(tokens, num_rows, width, 0, seed)
+    assert_parity(case.full(0.7), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+def test_tiles_join_without_a_seam(monkeypatch):
+    monkeypatch.setattr(losses_tiled_native, "_TILE_VALUES", 1000)
+    case = Case(37, 211, 20, 100, seed=5)
+    assert_parity(case.full(0.2), case.hidden_TD, case.rows_UD)
+    assert_parity(case.shared(True, 0.2), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+def test_sharp_temperatures_keep_their_precision():
+    """Cosine similarity over temperature 0.05, and logits far beyond what exp can hold."""
+    case = Case(50, 301, 64, 128, seed=8)
+    hidden_TD, rows_UD = (torch.nn.functional.normalize(x) for x in (case.hidden_TD, case.rows_UD))
+    for operator in (case.sampled(False, 0.05), case.shared(False, 0.05), case.full(0.05)):
+        assert_parity(operator, hidden_TD, rows_UD)
+    for operator in (case.sampled(False, 0.05), case.shared(False, 0.05), case.full(0.05)):
+        loss_T = operator(case.hidden_TD * 10, case.rows_UD * 10, backend="native")
+        assert torch.isfinite(loss_T).all() and loss_T.max() > 100
+
+
+@needs_native
+def test_no_gradient_wanted_gives_the_same_loss_and_keeps_nothing():
+    case = Case(40, 301, 50, 128, seed=1)
+    with torch.no_grad():
+        plain_T = case.sampled(True, 0.7)(case.hidden_TD, case.rows_UD, backend="native")
+    tracked_T = case.sampled(True, 0.7)(
+        case.hidden_TD.requires_grad_(), case.rows_UD, backend="native"
+    )
+    assert torch.equal(plain_T, tracked_T.detach()) and not plain_T.requires_grad
+    tracked_T.sum().backward()
+    assert case.hidden_TD.grad is not None and case.rows_UD.grad is None
+
+
+@needs_native
+def test_a_nan_is_not_swallowed():
+    case = Case(20, 30, 16, 8, seed=2)
+    case.hidden_TD[3, 5] = float("nan")
+    for operator in (case.sampled(False, 1.0), case.shared(False, 1.0), case.full(1.0)):
+        loss_T = operator(case.hidden_TD, case.rows_UD, backend="native")
+        assert torch.isnan(loss_T[3]) and torch.isfinite(loss_T[:3]).all()
+
+
+H, E, T3 = torch.ones(3, 4), torch.ones(6, 4), torch.tensor([0, 5, 2])
+N32 = torch.zeros(3, 2, dtype=torch.int64)
+WRONG = [
+    (IndexError, lambda: losses.sampled_softmax_loss(H, E, T3 + 1, N32)),
+    (IndexError, lambda: losses.sampled_softmax_loss(H, E, T3, N32 - 1)),
+    (IndexError, lambda: losses.sampled_softmax_loss(H, E, T3, N32 + 2**62)),
+    (IndexError, lambda: losses.sampled_softmax_loss(H, E[:0], T3, N32)),
+    (TypeError, lambda: losses.sampled_softmax_loss(H, E, T3.int(), N32)),
+    (TypeError, lambda: losses.sampled_softmax_loss(H, E, T3, N32.double())),
+    (TypeError, lambda: losses.sampled_softmax_loss(H, E.double(), T3, N32)),
+    (TypeError, lambda: losses.sampled_softmax_loss(H.long(), E.long(), T3, N32)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E[:, :3], T3, N32)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3[:2], N32)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32[:2])),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32[0])),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32, temperature=0.0)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32, temperature=float("nan"))),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32, target_log_q_T=H)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32, negative_log_q_TR=H)),
+    (ValueError, lambda: losses.sampled_softmax_loss(H, E, T3, N32, backend="fast")),
+    (IndexError, lambda: losses.shared_softmax_loss(H, E, T3, torch.tensor([6]))),
+    (ValueError, lambda: losses.shared_softmax_loss(H, E, T3, N32)),
+    (ValueError, lambda: losses.shared_softmax_loss(H, E, T3, T3, negative_log_q_R=H[0])),
+    (IndexError, lambda: losses.full_softmax_loss(H, E, T3 - 1)),
+    (ValueError, lambda: losses.full_softmax_loss(H[0], E, T3)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_wrong_operands_are_refused(number):
+    error, call = WRONG[number]
+    with pytest.raises(error, match=r"\w+ \w+"):
+        call()

@@ -1,0 +1,242 @@
+"""Ranking before pre-inference, earliest deadline first, one step at a time; batches only where
+every deadline is still met.
+"""
+
+import threading
+import time
+
+import pytest
+
+from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
+from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Log:
+    """Jobs that write down what happens to them."""
+
+    def __init__(self, seconds=None, **settings):
+        self.events, self.clock = [], Clock()
+        self.scheduler = Scheduler(
+            self._batch,
+            seconds or (lambda requests: float(len(requests))),
+            clock=self.clock,
+            **settings,
+        )
+
+    def _batch(self, requests):
+        self.events.append(tuple(requests))
+        self.clock.now += len(requests)
+        return list(requests)
+
+    def add(self, name, kind=Kind.PREINFER, deadline=100.0, steps=3, estimate=3.0):
+        def work():
+            for step in range(steps):
+                self.events.append(f"{name}{step}")
+                self.clock.now += 1
+                yield
+            return name
+
+        job = Job(kind, deadline, estimate, self._done(name), steps=work())
+        self.scheduler.submit(job)
+        return job
+
+    def ask(self, name, deadline, estimate=1.0):
+        job = Job(Kind.RANK, deadline, estimate, self._done(name), request=name)
+        self.scheduler.submit(job)
+        return job
+
+    def _done(self, name):
+        return lambda result, error: self.events.append(
+            (name, result if error is None else type(error))
+        )
+
+    def run(self):
+        while self.scheduler.step():
+            pass
+        return self.events
+
+
+def test_ranking_overtakes_a_prefill_between_two_steps():
+    log = Log()
+    log.add("p")
+    log.scheduler.step()
+    log.ask("r", deadline=50)
+    assert log.run() == ["p0", ("r",), ("r", "r"), "p1", "p2", ("p", "p")]
+
+
+def test_earliest_deadline_first_within_a_kind_and_copies_last():
+    log = Log()
+    log.add("c", Kind.COPY, deadline=0, steps=1)
+    log.add("late", deadline=90, steps=1)
+    log.add("early", deadline=10, steps=1)
+    log.add("rank", Kind.RANK, deadline=99, steps=1)
+    names = [event for event in log.run() if isinstance(event, str)]
+    assert names == ["rank0", "early0", "late0", "c0"]
+
+
+def test_what_cannot_be_in_time_goes_last():
+    log = Log(max_batch=1)
+    log.ask("hopeless", deadline=2, estimate=3.0)
+    log.ask("fine", deadline=4, estimate=1.0)
+    assert log.run() == [("fine",), ("fine", "fine"), ("hopeless",), ("hopeless", "hopeless")]
+
+
+def test_a_stale_preinference_is_dropped_if_it_was_not_begun_and_finished_last_if_it_was():
+    log = Log()
+    for name in ("begun", "waiting"):
+        log.add(name, deadline=2, steps=2).expires = 5.0
+    log.scheduler.step()
+    log.clock.now = 6.0
+    log.add("fresh", deadline=50, steps=1).expires = 60.0
+    assert log.run() == [
+        "begun0",
+        ("waiting", DeadlinePassed),
+        "fresh0",
+        ("fresh", "fresh"),
+        "begun1",
+        ("begun", "begun"),
+    ]
+
+
+def test_a_jam_does_not_take_everybody_down():
+    """Half again more work than there is time for. By deadline alone nearly all of it would be
+    answered, just too late.
+    """
+    log, in_time, asked = Log(max_batch=1), [], 0
+    for moment in range(0, 600, 2):
+        for _ in range(3):
+            deadline, asked = moment + 10.5, asked + 1
+
+            def done(result, error, by=deadline):
+                in_time.append(error is None and log.clock.now <= by)
+
+            log.scheduler.submit(Job(Kind.RANK, deadline, 1.0, done, request=asked))
+        while log.clock.now < moment + 2 and log.scheduler.step():
+            pass
+    assert sum(in_time) > 0.6 * asked  # two thirds fit
+
+
+def test_a_passed_deadline_is_not_begun():
+    log = Log()
+    log.add("r", Kind.RANK, deadline=5)
+    log.clock.now = 5
+    assert log.run() == [("r", DeadlinePassed)]
+
+
+def test_a_job_someone_waits_for_inherits_the_urgency():
+    log = Log()
+    log.add("a", deadline=10, steps=1)
+    waited = log.add("b", deadline=90, steps=1)
+    log.scheduler.hurry(waited, Kind.RANK, 50)
+    assert log.run()[0] == "b0"
+
+
+def test_a_prefill_that_is_late_goes_on_for_those_who_wait():
+    log = Log()
+    waited = log.add("p", deadline=1, steps=3)
+    log.clock.now = 5
+    log.scheduler.hurry(waited, Kind.RANK, 8.5)  # ranking came, and gives it until 8.5
+    log.scheduler.hurry(
+        waited, Kind.RANK, 6.0
+    )  # another one gives it less: more urgent, but not given up for the first
+    assert log.run()[-1] == ("p", "p")
+    given_up = Log()
+    waited = given_up.add("p", deadline=1, steps=9)
+    given_up.scheduler.hurry(waited, Kind.RANK, 4.0)
+    assert given_up.run() == ["p0", "p1", "p2", "p3", ("p", DeadlinePassed)]
+
+
+def test_the_queue_is_bounded_and_backlog_is_predicted():
+    log = Log(max_jobs=2)
+    log.add("a", deadline=10)
+    log.ask("r", deadline=20)
+    assert log.scheduler.backlog(30) == 1.0
+    assert log.scheduler.backlog(15) == 0.0
+    assert log.scheduler.backlog(15, Kind.PREINFER) == 4.0
+    with pytest.raises(Overloaded) as refused:
+        log.add("b")
+    assert refused.value.reason == "queue_full"
+
+
+def cheaper_together(requests):
+    return 1.0 + 0.2 * len(requests)
+
+
+def test_requests_share_a_pass_while_every_deadline_is_met():
+    log = Log(cheaper_together)
+    for name, deadline in (("a", 9.0), ("b", 8.0), ("c", 7.0)):
+        log.ask(name, deadline, estimate=1.2)
+    assert log.run()[0] == ("c", "b", "a")
+    tight = Log(cheaper_together)
+    for name, deadline in (
+        ("a", 9.0),
+        ("b", 8.0),
+        ("c", 1.5),
+    ):  # c alone takes 1.2, with another 1.4, with both 1.6
+        tight.ask(name, deadline, estimate=1.2)
+    assert tight.run()[0] == ("c", "b")
+
+
+def test_no_batch_where_it_does_not_pay():
+    log = Log(lambda requests: float(len(requests)) ** 2)
+    log.ask("a", 50.0)
+    log.ask("b", 50.0)
+    assert ("a", "b") not in log.run()
+
+
+def test_the_batch_is_bounded():
+    log = Log(cheaper_together, max_batch=2)
+    for name in "abc":
+        log.ask(name, 50.0, estimate=1.2)
+    assert log.run()[0] == ("a", "b")
+
+
+def test_errors_and_cancellation_reach_their_own_job():
+    log = Log()
+    log.add("good", steps=2)
+
+    def broken():
+        yield
+        raise KeyError("x")
+
+    log.scheduler.submit(Job(Kind.PREINFER, 0.0, 1.0, log._done("bad"), steps=broken()))
+    log.scheduler.cancel(log.add("gone"))
+    events = log.run()
+    assert (
+        ("bad", KeyError) in events
+        and ("gone", Overloaded) in events
+        and ("good", "good") in events
+    )
+    assert "gone0" not in events
+
+
+def test_a_thread_of_its_own_and_a_close_that_tells_everyone():
+    running, release, told = threading.Event(), threading.Event(), []
+    scheduler = Scheduler(lambda requests: requests, lambda requests: 0.0)
+    scheduler.start()
+
+    def work():
+        running.set()
+        release.wait(10)
+        yield
+
+    scheduler.submit(
+        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: told.append(e), steps=work())
+    )
+    assert running.wait(10)
+    scheduler.submit(
+        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: told.append(e), request="r")
+    )
+    release.set()
+    scheduler.close()
+    with pytest.raises(Overloaded):
+        scheduler.submit(Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: None, request="r"))
+    assert told and not scheduler._thread.is_alive()

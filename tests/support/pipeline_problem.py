@@ -1,0 +1,245 @@
+"""A small training problem for the tests of the pipeline: two tables, Zipf keys, keys that skip
+batches, a dense layer.
+
+`plain_loop` and, with `older_rows`, the stale loop are the oracles: written by hand, without
+buffers, lanes or schedules.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.pipeline.work import Micro
+from slipstream.tables.collection import add
+from slipstream.tables.communicator import Communicator
+from slipstream.tables.exchange import Exchange
+from slipstream.tables.memory_table import MemoryTable
+from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad, RowwiseAdam
+from slipstream.tables.slices import Placement
+
+DIM = 4
+RULES = {"adagrad": RowwiseAdagrad(), "adam": RowwiseAdam()}
+ROWS = {"item": 60, "user": 12}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Batches that follow from the seed; every rank has its own."""
+
+    steps: int = 40
+    samples: int = 8
+    length: int = 4
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    rank: int = 0
+
+    def batch(self, step: int) -> dict[str, Any]:
+        rng = np.random.default_rng([self.seed, step, self.rank])
+        keys = np.minimum(rng.zipf(1.3, (self.samples, self.length)), ROWS["item"] // 2) - 1
+        keys[0, 0] = ROWS["item"] // 2 + step % 2 * 3  # used by every other batch only
+        keys[1 % self.samples, 0] = ROWS["item"] // 2 + 10 + step % 3 * 3  # two batches off, one on
+        users = rng.integers(0, ROWS["user"], self.samples)
+        targets = rng.standard_normal(self.samples)
+        return {
+            "items": torch.from_numpy(keys),
+            "users": torch.from_numpy(users),
+            "targets": torch.from_numpy(targets).to(self.dtype),
+        }
+
+
+def make_tables(
+    problem: Problem, rule: RowOptimizer, *, world: int = 1, rank: int = 0
+) -> dict[str, Any]:
+    """The memory tier, whole or this rank's part."""
+    options: dict[str, Any] = {
+        "seed": 5,
+        "init_scale": 0.5,
+        "dtype": problem.dtype,
+        "placement": Placement(world),
+        "rank": rank,
+    }
+    return {name: MemoryTable(name, rows, DIM, rule, **options) for name, rows in ROWS.items()}
+
+
+@dataclass
+class SmallWork:
+    """The sum of squares of (rows · matrix · user row - target)."""
+
+    problem: Problem
+    mixes_samples: str | None = None
+    has_device: bool = False
+    carried: int = 0
+    fails: tuple[str, int] | None = None  # (method, step) that raises
+    taken: int = 0
+    matrix: torch.nn.Parameter = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.matrix = torch.nn.Parameter(
+            torch.randn(DIM, DIM, generator=generator, dtype=self.problem.dtype)
+        )
+        self.optimizer = torch.optim.SGD([self.matrix], lr=0.05, momentum=0.9)
+
+    def next_batch(self) -> Any:
+        if self.taken >= self.problem.steps:
+            return None
+        self.taken += 1
+        return self.problem.batch(self.taken - 1)
+
+    def cut(self, batch: Any, step: int, micro_batches: int) -> list[Micro]:
+        if batch is None:
+            nothing = torch.empty(0, dtype=torch.int64)
+            return [Micro({"item": [nothing], "user": [nothing]}, 0)] * micro_batches
+        parts = []
+        for part in range(micro_batches):
+            chosen = slice(part, None, micro_batches)
+            content = {name: value[chosen] for name, value in batch.items()}
+            count = content["users"].numel()
+            keys = {"item": [content["items"]], "user": [content["users"]]}
+            parts.append(Micro(keys, count, content if count else None))
+        return parts
+
+    def carry(self, micro: Micro, lookups: Any) -> Micro:
+        self.carried += 1
+        return micro
+
+    def loss(self, micro: Micro, step: int, lookups: Any) -> torch.Tensor:
+        if self.fails == ("loss", step):
+            raise ArithmeticError("the loss failed")
+        items_SLD = lookups["item"].rows_UD[lookups["item"].inverses[0]]
+        users_SD = lookups["user"].rows_UD[lookups["user"].inverses[0]]
+        predicted_S = (items_SLD.sum(1) @ self.matrix * users_SD).sum(1)
+        return ((predicted_S - micro.content["targets"]) ** 2).sum()
+
+    def sum_dense(self, everybody: Communicator | None) -> None:
+        if everybody is not None:
+            self.matrix.grad = everybody.sum_(
+                torch.zeros_like(self.matrix) if self.matrix.grad is None else self.matrix.grad
+            )
+
+    def step_dense(self, step: int) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def table_lr(self, step: int) -> float:
+        return 0.1 / (1 + 0.01 * step)
+
+
+def outcome(
+    work: SmallWork, tables: dict[str, Any], world: int = 1, rank: int = 0
+) -> dict[str, torch.Tensor]:
+    """Everything that was trained: dense weights and momentum, this rank's rows and their state."""
+    found = {"matrix": work.matrix.detach().clone()}
+    found |= {
+        f"momentum {i}": state["momentum_buffer"].clone()
+        for i, state in enumerate(work.optimizer.state.values())
+    }
+    for name, rows in ROWS.items():
+        keys = torch.arange(rows)
+        read = tables[name].read(keys[Placement(world).owner_of(keys) == rank])
+        found |= {
+            f"{name} weights": read.weights_UD,
+            **{f"{name} {key}": value for key, value in read.state.items()},
+        }
+    return found
+
+
+@dataclass
+class Together:
+    """What the plain loop needs of other ranks."""
+
+    exchange: Exchange
+    everybody: Communicator | None = None
+    replicas: Any = None
+
+
+def plain_loop(
+    problem: Problem,
+    rule: RowOptimizer,
+    micro_batches: int = 1,
+    tables: dict[str, Any] | None = None,
+    together: Together | None = None,
+    data_steps: int | None = None,
+    lend: Any = None,
+) -> tuple[SmallWork, dict[str, Any]]:
+    """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on
+    with empty batches.
+    """
+    work, tables = SmallWork(problem), tables or make_tables(problem, rule)
+    together = together or Together(Exchange(tables))
+    exchange = together.exchange
+    for step in range(problem.steps):
+        batch = work.next_batch() if data_steps is None or step < data_steps else None
+        micros, lent = work.cut(batch, step, micro_batches), []
+        count = sum(micro.count for micro in micros)
+        if together.everybody is not None:
+            count = int(together.everybody.sum_(torch.tensor([count]))[0])
+        rows_of = (
+            (lambda name, owned: tables[name].gather(owned)) if lend is None else lend(step, tables)
+        )
+        for micro in micros:
+            route = exchange.route(micro.keys)
+            lent.append(
+                exchange.answer(
+                    route, {name: rows_of(name, owned) for name, owned in route.owned.items()}
+                )
+            )
+            if micro.content is not None:
+                (work.loss(micro, step, lent[-1]) / count).backward()
+        collected = add([exchange.collect(lookups.route, lookups) for lookups in lent])
+        if together.replicas is not None:
+            collected = together.replicas.before_update(collected)
+        for name, (keys, grads) in collected.items():
+            tables[name].apply(keys, grads, work.table_lr(step))
+        work.sum_dense(together.everybody)
+        work.step_dense(step)
+    return work, tables
+
+
+def plain_outcome(
+    problem: Problem, rule: RowOptimizer, micro_batches: int = 1, **options: Any
+) -> dict[str, torch.Tensor]:
+    return outcome(*plain_loop(problem, rule, micro_batches, **options))
+
+
+def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank: int = 0) -> Any:
+    """For `plain_loop`: lend rows as they were before step t - staleness; none older than step
+    `synchronous_steps`.
+    """
+    snapshots: list[dict[str, torch.Tensor]] = []
+    keys = {
+        name: torch.arange(rows)[Placement(world).owner_of(torch.arange(rows)) == rank]
+        for name, rows in ROWS.items()
+    }
+
+    def lend(step: int, tables: dict[str, Any]) -> Any:
+        snapshots.append({name: table.gather(keys[name]) for name, table in tables.items()})
+        old = snapshots[max(min(step, synchronous_steps), step - staleness)]
+        return lambda name, owned: old[name][torch.searchsorted(keys[name], owned)]
+
+    return lend
+
+
+def stale_loop(
+    problem: Problem,
+    rule: RowOptimizer,
+    staleness: int,
+    micro_batches: int = 1,
+    synchronous_steps: int = 0,
+) -> dict[str, Any]:
+    return plain_outcome(
+        problem, rule, micro_batches, lend=older_rows(staleness, synchronous_steps)
+    )
+
+
+def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, float]:
+    """What is not bit for bit the same, and by how much."""
+    assert one.keys() == other.keys()
+    return {
+        name: float((one[name].double() - other[name].double()).abs().max())
+        for name in one
+        if not torch.equal(one[name], other[name])
+    }

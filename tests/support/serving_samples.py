@@ -1,0 +1,70 @@
+"""Random bundles and histories for the serving tests."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.serving.bundle import random_bundle
+from slipstream.serving.engine.engine import Behaviours, Engine
+
+FIRST_ID, ITEMS = (1 << 62) + 5, 300
+CASES = [(kind, bias) for kind in ("hstu", "fuxi") for bias in ("own", "next", "none")] + [
+    ("sasrec", "none")
+]
+
+
+def engine(
+    directory: Path,
+    kind: str = "hstu",
+    task: str = "ranking",
+    time_bias: str = "own",
+    **settings: Any,
+) -> Engine:
+    """An engine whose weights are large enough that every part of a history is felt."""
+    model = {
+        "kind": kind,
+        "dim": 32,
+        "blocks": 2,
+        "heads": 2,
+        "max_len": 2500,
+        "time_bias": time_bias,
+        "divisor": 100.0,
+    } | settings
+    if time_bias != "none":
+        model["time_buckets"] = 64
+    if kind == "sasrec":
+        model.pop("divisor")
+    path = directory / f"{kind}-{task}-{time_bias}-{model['max_len']}-{model['blocks']}"
+    features = {"item_features": {"genre": 7}, "user_features": {"age": 4}}
+    random_bundle(
+        path, model, task=task, num_items=ITEMS, first_id=FIRST_ID, noise=0.05, **features
+    )
+    return Engine(path)
+
+
+def history(count: int, seed: int = 0, age: int = 2) -> Behaviours:
+    rng = np.random.default_rng(seed)
+    actions = {
+        name: (rng.random(count) < share).astype(np.float32)
+        for name, share in (("click", 0.5), ("like", 0.2))
+    }
+    times = 1_600_000_000 + np.cumsum(rng.integers(1, 5000, count) ** 2 // 100)
+    return Behaviours(FIRST_ID + rng.integers(0, ITEMS, count), times, actions, {"age": age})
+
+
+def cut(whole: Behaviours, begin: int, end: int | None = None) -> Behaviours:
+    actions = {name: values[begin:end] for name, values in whole.actions.items()}
+    return replace(
+        whole, items=whole.items[begin:end], timestamps=whole.timestamps[begin:end], actions=actions
+    )
+
+
+def candidates(count: int, seed: int = 9) -> np.ndarray:
+    return FIRST_ID + np.random.default_rng(seed).permutation(ITEMS)[:count]
+
+
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    assert one.keys() == other.keys()
+    return max(float(np.abs(one[task] - other[task]).max()) for task in one)

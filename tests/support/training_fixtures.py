@@ -1,0 +1,103 @@
+"""A small store and small recipes for the tests of training."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from slipstream.data.batch import JaggedBatch
+from slipstream.data.store import SequenceStore, write_store
+from slipstream.training.recipe import Recipe
+
+
+def codes(values: np.ndarray, cardinality: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(
+        pa.array(values, pa.int64()), pa.array([f"label {i}" for i in range(cardinality)])
+    )
+
+
+def small_store(
+    directory: Path, *, users: int = 12, items: int = 15, seed: int = 0, mean_length: int = 8
+) -> SequenceStore:
+    """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last, so that
+    there is something to learn.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 2 * mean_length, users)
+    lengths[:2] = (1, 2 * mean_length)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    total = int(offsets[-1])
+    log = rng.integers(0, items, total)
+    for place in range(1, total):
+        if rng.random() < 0.7:
+            log[place] = (log[place - 1] * 3 + 1) % items
+    times = np.sort(rng.integers(0, 10**6, total)).astype(np.int64)
+    actions = {name: (rng.random(total) < 0.4).astype(np.float32) for name in ("click", "like")}
+    item_table = pa.table(
+        {"id": pa.array(np.arange(items) + 2**62), "feature:genre": codes(np.arange(items) % 4, 4)}
+    )
+    user_table = pa.table(
+        {"id": pa.array(np.arange(users)), "feature:age": codes(np.arange(users) % 3, 3)}
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_store(
+        directory, offsets, log.astype(np.int64), times, actions, item_table, user_table, {}
+    )
+    return SequenceStore.open(directory)
+
+
+def small_recipe(**changes: Any) -> Recipe:
+    """A tiny HSTU retrieval recipe; `changes` are sections or values laid over it."""
+    content: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "model": {
+            "kind": "hstu",
+            "dim": 8,
+            "blocks": 1,
+            "heads": 2,
+            "max_len": 8,
+            "time_buckets": 6,
+            "dropout": 0.2,
+        },
+        "sampler": {"max_len": 8, "batch_size": 4},
+        "loss": {"negatives": 5},
+        "train": {
+            "epochs": 2,
+            "evaluate_every": 0,
+            "log_every": 2,
+            "threads": 1,
+            "tensorboard": False,
+        },
+    }
+    for key, value in changes.items():
+        content[key] = (
+            {**content[key], **value}
+            if isinstance(value, dict) and isinstance(content.get(key), dict)
+            else value
+        )
+    return Recipe.model_validate(content)
+
+
+def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
+    """Some users of a batch as a batch of their own."""
+    spans = [slice(int(batch.offsets_B1[b]), int(batch.offsets_B1[b + 1])) for b in users]
+    lengths = batch.lengths_B[users]
+
+    def tokens(value_T: torch.Tensor) -> torch.Tensor:
+        return torch.cat([value_T[span] for span in spans])
+
+    return JaggedBatch(
+        sample_ids_B=batch.sample_ids_B[users],
+        first_positions_B=batch.first_positions_B[users],
+        offsets_B1=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        items_T=tokens(batch.items_T),
+        timestamps_T=tokens(batch.timestamps_T),
+        next_items_T=tokens(batch.next_items_T),
+        next_timestamps_T=tokens(batch.next_timestamps_T),
+        supervised_T=tokens(batch.supervised_T),
+        actions={name: tokens(value) for name, value in batch.actions.items()},
+        user_features={name: value[users] for name, value in batch.user_features.items()},
+    )

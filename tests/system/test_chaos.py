@@ -1,0 +1,84 @@
+"""Chaos in short: a real bundle under load while an instance and the router are killed and another
+instance drains.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.bench import measure, report
+from benchmarks.chaos.course import Course, run_course
+from benchmarks.chaos.load import Failure, Load, Tally, Visitor, largest_difference
+from slipstream.serving.http.messages import History, RankAnswer
+from tests.support.serving_fixtures import KEY, deployment
+from tests.support.serving_stand_in import standin_scores
+
+
+def visitor(number: int, **changes: object) -> Visitor:
+    history = History(list(range(number, number + 5)), [1, 2, 3, 4, 5])
+    expected = {"score": standin_scores(history.items, history.timestamps, [1, 2, 3])}
+    return Visitor(
+        f"v{number}", history, [1, 2, 3], changes.get("expected", expected), stored=bool(number % 2)
+    )  # type: ignore[arg-type]
+
+
+def test_kills_and_drains_cost_no_score_and_lose_nothing():
+    verdict = measure(
+        Course(instance_kills=1, router_kills=1, between_kills=0.5, rolling=1),
+        sessions=3,
+        users=16,
+        longest=400,
+    )
+    assert verdict.tally.answered > 20
+    assert verdict.tally.wrong == 0
+    assert verdict.tally.unexplained(verdict.kill_times) == []
+    assert (verdict.lost_in_rolling, verdict.lost_at_end) == (0, 0)
+    assert {kind: len(found) for kind, found in verdict.recoveries.items()} == {
+        "instance": 1,
+        "router": 1,
+    }
+    assert set(verdict.tally.hits) - {"inline"}, "nothing was ever found in a cache"
+    claims = report(verdict, None)["claims"]
+    assert {"wrong_scores", "lost_admitted", "recovery_seconds"} <= set(claims)
+
+
+def test_wrong_scores_are_noticed(tmp_path: Path):
+    """The check can fail: visitors who expect another's scores find every answer wrong."""
+    people = [visitor(number, expected={"score": [0.1, 0.2, 0.3]}) for number in range(4)]
+    with deployment(tmp_path) as supervisor:
+        load = Load(supervisor.url, KEY, people, sessions=2, think=0.01, deadline_ms=2_000)
+        verdict = run_course(
+            supervisor,
+            load,
+            Course(0, 0, 0.0, 0, soak_seconds=1.0, sample_seconds=0.1),
+            lambda _sentence: None,
+        )
+    assert verdict.tally.answered > 5
+    assert verdict.tally.wrong == verdict.tally.answered
+    assert 0.5 < verdict.growth() < 2
+
+
+def test_only_failures_in_flight_at_a_kill_are_explained():
+    tally = Tally(failures=[Failure(1.0, 2.0, "in flight"), Failure(5.0, 6.0, "not")])
+    assert [failure.what for failure in tally.unexplained([1.5])] == ["not"]
+    assert [failure.what for failure in tally.unexplained([1.5, 5.5])] == []
+
+
+@pytest.mark.parametrize(
+    ("got", "difference"),
+    [
+        ({"a": [1.0, 2.0]}, 0.0),
+        ({"a": [1.0, 2.5]}, 0.5),
+        ({"a": [1.0]}, float("inf")),
+        ({"b": [1.0, 2.0]}, float("inf")),
+        ({"a": [1.0, float("nan")]}, float("inf")),
+    ],
+)
+def test_differences(got: dict[str, list[float]], difference: float):
+    assert largest_difference({"a": [1.0, 2.0]}, got) == difference
+    tally = Tally()
+    tally.check(
+        Visitor("v", History([], []), [1, 2], {"a": [1.0, 2.0]}, False),
+        RankAnswer(got, "v", "i", "device", False, 0),
+    )
+    assert tally.wrong == (difference > 1e-5)

@@ -1,0 +1,207 @@
+"""The exchange between real gloo ranks: rows arrive where they were asked for, gradients at their
+owners, one message per peer.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slipstream.tables.collection import TableCollection
+from slipstream.tables.exchange import Exchange
+from slipstream.tables.memory_table import MemoryTable, first_rows
+from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
+from slipstream.tables.slices import Placement
+from tests.support.ranks_fixtures import run_ranks
+
+SIZES = {"item": (5000, 8), "genre": (7, 3), "user": (400, 5), "small": (11, 4)}
+
+
+def tables(dtype=torch.float64):
+    rules = {"genre": RowwiseAdam(), "small": DenseAdamW(weight_decay=0.1)}
+    return [
+        MemoryTable(n, rows, dim, rules.get(n, RowwiseAdagrad()), seed=5, dtype=dtype)
+        for n, (rows, dim) in SIZES.items()
+    ]
+
+
+def batch_keys(rank, step):
+    """Key lists of different sizes per rank; rank 1 asks nothing of `user` and nothing at all in
+    step 2.
+    """
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    size = 0 if (rank, step) == (1, 2) else 40 + 17 * rank
+    keys = {
+        name: [torch.randint(rows, (size,), generator=draw) for _ in range(2)]
+        for name, (rows, _) in SIZES.items()
+    }
+    keys["item"].append(torch.randint(5000, (size, 3), generator=draw))
+    if rank == 1:
+        del keys["user"]
+    return keys
+
+
+def loss_of(lookups, step):
+    """A loss whose gradient differs from row to row."""
+    total = torch.zeros((), dtype=torch.float64)
+    for lookup in lookups.values():
+        for which in range(len(lookup.inverses)):
+            rows = lookup.rows_UD[lookup.inverses[which]]
+            total = total + (rows.double() * (1.0 + which + step)).sin().sum()
+    return total
+
+
+def one_rank(world, steps):
+    """The same steps with everybody's keys in one process: the oracle."""
+    alone = TableCollection(tables())
+    for step in range(steps):
+        parts = [alone.lookup(batch_keys(rank, step)) for rank in range(world)]
+        sum(loss_of(part, step) for part in parts).backward()
+        alone.apply(parts, 0.1)
+    return alone
+
+
+def check_steps(rank, world, steps):
+    """Three steps over the ranks; the largest distance from the oracle over the rows this rank
+    owns, weights and state.
+    """
+    mine = TableCollection(tables(), Exchange({t.name: t for t in tables()}, dist.group.WORLD))
+    for step in range(steps):
+        keys = batch_keys(rank, step)
+        lookups = mine.lookup(keys)
+        for name, lists in keys.items():
+            for which, wanted in enumerate(lists):
+                assert torch.equal(lookups[name].unique_U[lookups[name].inverses[which]], wanted)
+        loss_of({name: lookups[name] for name in keys}, step).backward()
+        mine.apply(lookups, 0.1)
+    alone, worst = one_rank(world, steps), 0.0
+    for name, (rows, _) in SIZES.items():
+        keys = torch.arange(rows)
+        if name != "small":
+            keys = keys[Placement(world).owner_of(keys) == rank]
+        left, right = mine[name].read(keys), alone[name].read(keys)
+        for a, b in [
+            (left.weights_UD, right.weights_UD),
+            *((left.state[k], right.state[k]) for k in left.state),
+        ]:
+            worst = max(worst, float((a.double() - b.double()).abs().max()) if a.numel() else 0.0)
+    return worst
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_end_where_one_rank_ends(tmp_path, world):
+    assert max(run_ranks(world, f"{__name__}:check_steps", tmp_path, steps=4)) < 1e-12
+
+
+def check_rows_and_messages(rank, world):
+    """Rows that arrive are the born rows, bit for bit; every exchange is one message per peer; the
+    twin lane gives the same.
+    """
+    sent = []
+    original = dist.all_to_all_single
+
+    def counting(output, input_, *splits, **options):
+        sent.append(input_.numel() * input_.element_size())
+        return original(output, input_, *splits, **options)
+
+    every = {table.name: table for table in tables(torch.float32)}
+    exchange = Exchange(every, dist.group.WORLD)
+    twin = exchange.on(dist.new_group(list(range(world))))
+    keys, answers = batch_keys(rank, 0), []
+    for each in (exchange, twin):
+        dist.all_to_all_single = counting
+        try:
+            route = each.route(keys)
+            lookups = each.answer(
+                route, {name: every[name].gather(owned) for name, owned in route.owned.items()}
+            )
+            for lookup in lookups.values():
+                lookup.rows_UD.grad = torch.ones_like(lookup.rows_UD)
+            answers.append(each.collect(route, lookups))
+        finally:
+            dist.all_to_all_single = original
+        for name in keys:
+            wanted = first_rows(
+                5, name, lookups[name].unique_U, SIZES[name][1], 0.035, torch.float32
+            )
+            assert torch.equal(lookups[name].rows_UD, wanted)
+        for name, owned in route.owned.items():
+            assert torch.equal(owned, owned.unique()) and (
+                name == "small" or (Placement(world).owner_of(owned) == rank).all()
+            )
+    assert (
+        len(sent) == 2 * 4
+    )  # counts, keys, rows, gradients: four messages per peer however many tables
+    assert all(
+        torch.equal(a, b)
+        for name in answers[0]
+        for a, b in zip(answers[0][name], answers[1][name], strict=True)
+    )
+    return {
+        name: [keys.tolist(), grads[:, 0].tolist()] for name, (keys, grads) in answers[0].items()
+    }
+
+
+def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
+    answers = run_ranks(2, f"{__name__}:check_rows_and_messages", tmp_path)
+    for name in ("item", "genre", "user"):
+        askers = {}
+        for rank in (0, 1):
+            for key in set(
+                torch.cat(
+                    [k.flatten() for k in batch_keys(rank, 0).get(name, [torch.empty(0)])]
+                ).tolist()
+            ):
+                askers[key] = askers.get(key, 0) + 1
+        found = {
+            key: grad
+            for keys, grads in (answer[name] for answer in answers)
+            for key, grad in zip(*(keys, grads), strict=True)
+        }
+        assert (
+            found == askers
+        )  # every key has one owner, and its gradient counts each asking rank once
+
+
+def check_transport(rank, world, kind):
+    every = {table.name: table for table in tables(torch.float32)}
+    exact, rounded = (
+        Exchange(every, dist.group.WORLD),
+        Exchange(every, dist.group.WORLD, transport=kind),
+    )
+    keys, found = batch_keys(rank, 0), {}
+    for name, exchange in (("exact", exact), ("rounded", rounded)):
+        route = exchange.route(keys)
+        lookups = exchange.answer(
+            route, {name: every[name].gather(owned) for name, owned in route.owned.items()}
+        )
+        draw = torch.Generator().manual_seed(rank)
+        for lookup in lookups.values():
+            lookup.rows_UD.grad = torch.randn(lookup.rows_UD.shape, generator=draw) * 1e-9
+        found[name] = (
+            lookups["item"].rows_UD.detach(),
+            exchange.collect(route, lookups)["item"][1],
+        )
+    row_error, grad_error = (
+        (a - b).abs().max() for a, b in zip(found["exact"], found["rounded"], strict=True)
+    )
+    report = rounded.transport.report()
+    assert exact.transport.report() == {}
+    assert 0 < float(row_error) <= report["rows"]["max_error"] * 1.01 + 1e-12
+    return [report["rows"]["relative"], report["gradients"]["relative"], float(grad_error)]
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-10), ("bf16", 2**-7)])
+def test_sixteen_bit_transport_says_its_error(tmp_path, kind, bound):
+    for rows, grads, grad_error in run_ranks(2, f"{__name__}:check_transport", tmp_path, kind=kind):
+        assert (
+            0 < rows < bound and 0 < grads < bound
+        )  # gradients of 1e-9 survive fp16, whose smallest number is 6e-8
+        assert 0 < grad_error < 1e-9 * 10 * bound
+
+
+def test_one_rank_sends_nothing():
+    one = TableCollection(tables())
+    lookups = one.lookup(batch_keys(0, 0))
+    assert one.exchange.lane is None and torch.equal(
+        lookups.route.owned["item"], lookups["item"].unique_U
+    )

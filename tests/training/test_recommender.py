@@ -1,0 +1,205 @@
+"""The plain loop against training written out by hand: nn.Embedding, torch's optimisers, dense
+logits, no room of ours between.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slipstream.data.sampler import TrainingSampler
+from slipstream.models.inputs import ModelInput
+from slipstream.tables.collection import combine
+from slipstream.training.features import labels_TA
+from slipstream.training.loop import train_step
+from slipstream.training.optimizers import make_adamw
+from slipstream.training.recommender import Recommender
+from tests.support.training_fixtures import small_recipe, small_store, users_of
+
+STEPS = 6
+RANKING = {
+    "task": "ranking",
+    "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}},
+    "loss": {"kind": "bce"},
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("data") / "store")
+
+
+def sampler_of(recipe, store):
+    return TrainingSampler(
+        store, recipe.sampler, seed=recipe.seed, split=recipe.split, task=recipe.task
+    )
+
+
+def plain_loss(model, embedding, batch, gathered, temperature):
+    """Sampled softmax over dense logits, as a reader of the paper would write it."""
+    hidden = model(
+        ModelInput(
+            rows={"item": embedding(batch.items_T)},
+            offsets_B1=batch.offsets_B1,
+            timestamps_T=batch.timestamps_T,
+            next_timestamps_T=batch.next_timestamps_T,
+            token_ids_T=batch.token_ids_T,
+            dropout_seed=gathered.dropout_seed,
+        )
+    )
+    logits = F.normalize(hidden, dim=1) @ F.normalize(embedding.weight, dim=1).T / temperature
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for t in batch.supervised_T.nonzero().flatten().tolist():
+        target = int(batch.next_items_T[t])
+        rivals = [n for n in gathered.negatives[count].tolist() if n != target]
+        total = total + torch.logsumexp(logits[t, [target, *rivals]], 0) - logits[t, target]
+        count += 1
+    return total / count
+
+
+def rowwise_step(rule, weights, grad, touched, memory, lr):
+    """Row-wise Adagrad and Adam, one row after the other."""
+    for row in touched:
+        g = grad[row]
+        if rule == "rowwise_adagrad":
+            memory.setdefault(row, 0.0)
+            memory[row] += float((g**2).mean())
+            weights[row] -= lr * g / (memory[row] ** 0.5 + 1e-8)
+        else:
+            m, v, n = memory.get(row, (torch.zeros_like(g), 0.0, 0))
+            m, v, n = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * float((g**2).mean()), n + 1
+            memory[row] = (m, v, n)
+            weights[row] -= lr * (m / (1 - 0.9**n)) / ((v / (1 - 0.98**n)) ** 0.5 + 1e-8)
+
+
+@pytest.mark.parametrize("rule", ["adamw", "rowwise_adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("kind", ["hstu", "sasrec"])
+def test_training_equals_a_plain_pytorch_loop(store, rule, kind):
+    optimizer_section = {"lr": 0.01, "weight_decay": 0.1, "clip_norm": 0.5, "warmup_steps": 2}
+    recipe = small_recipe(
+        model={"kind": kind}, tables={"rule": rule, "lr": 0.02}, optimizer=optimizer_section
+    )
+    ours, plain = (Recommender.build(recipe, store, torch.float64) for _ in range(2))
+    embedding = torch.nn.Embedding.from_pretrained(
+        plain.tables["item"].weights_ND.clone(), freeze=False
+    )
+    dense = torch.optim.AdamW(
+        plain.model.parameters(), lr=0.01, betas=(0.9, 0.98), weight_decay=0.1
+    )
+    rows = torch.optim.AdamW(embedding.parameters(), lr=0.02, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer, memory = make_adamw(ours.model, recipe.optimizer), {}
+    sampler = sampler_of(recipe, store)
+    for step in range(STEPS):
+        batch, factor = sampler.next_batch(), min(1.0, (step + 1) / 2)
+        gathered = plain.gather(batch, step)
+        loss = plain_loss(plain.model, embedding, batch, gathered, recipe.loss.temperature)
+        dense.zero_grad()
+        rows.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
+        dense.param_groups[0]["lr"], rows.param_groups[0]["lr"] = 0.01 * factor, 0.02 * factor
+        dense.step()
+        if rule == "adamw":
+            rows.step()
+        else:
+            touched = (
+                torch.cat([batch.items_T, batch.next_items_T, gathered.negatives.flatten()])
+                .unique()
+                .tolist()
+            )
+            with torch.no_grad():
+                rowwise_step(
+                    rule, embedding.weight, embedding.weight.grad, touched, memory, 0.02 * factor
+                )
+        summed, count = train_step(ours, optimizer, batch, step, STEPS)
+        assert summed / count == pytest.approx(float(loss.detach()), rel=1e-9)
+    assert torch.allclose(ours.tables["item"].weights_ND, embedding.weight, rtol=1e-6, atol=1e-9)
+    for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+def gradients(recommender, parts, step, total):
+    """Dense and row gradients of one step, whose batch comes in parts."""
+    recommender.model.zero_grad()
+    lookups = []
+    for part in parts:
+        gathered = recommender.gather(part, step)
+        loss, _ = recommender.loss_sum(part, step, gathered)
+        (loss / total).backward()
+        lookups.append(gathered.lookups)
+    dense = {
+        name: p.grad.clone()
+        for name, p in recommender.model.named_parameters()
+        if p.grad is not None
+    }
+    rows = {}
+    for name, (unique_U, grads_UD) in combine(lookups).items():
+        table = recommender.tables[name]
+        rows[name] = torch.zeros_like(table.weights_ND).index_copy_(0, unique_U, grads_UD)
+    return dense | rows
+
+
+LOSSES = [
+    {"loss": {"kind": "sampled_softmax"}},
+    {"loss": {"kind": "sampled_softmax", "sampling": "popularity"}},
+    {"loss": {"kind": "shared_softmax", "sampling": "popularity"}},
+    {"loss": {"kind": "full_softmax"}, "tables": {"rule": "adamw"}},
+    {"loss": {"kind": "bce", "negatives": 9, "normalize": False, "temperature": 1.0}},
+    RANKING,
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    LOSSES,
+    ids=lambda c: c["loss"]["kind"] + c["loss"].get("sampling", "") + c.get("task", ""),
+)
+def test_how_a_batch_is_cut_does_not_change_its_gradient(store, changes):
+    recipe = small_recipe(
+        model={"dropout": 0.3, "input_dropout": 0.3},
+        item_features=["genre"],
+        user_features=["age"],
+        **changes,
+    )
+    recommender = Recommender.build(recipe, store, torch.float64)
+    batch = sampler_of(recipe, store).next_batch()
+    total = recommender.gather(batch, 7).supervised_S.numel()
+    assert total > 3
+    whole = gradients(recommender, [batch], 7, total)
+    thirds = gradients(
+        recommender, [users_of(batch, [3]), users_of(batch, [0, 2]), users_of(batch, [1])], 7, total
+    )
+    other_step = gradients(recommender, [batch], 8, total)
+    assert whole.keys() == thirds.keys()
+    for name, expected in whole.items():
+        assert torch.allclose(expected, thirds[name], rtol=1e-9, atol=1e-12), name
+    assert any(
+        not torch.allclose(expected, other_step[name]) for name, expected in whole.items()
+    )  # dropout is really drawn
+
+
+def test_ranking_predicts_what_its_loss_trains(store):
+    recipe = small_recipe(**RANKING, model={"dropout": 0.0, "input_dropout": 0.0})
+    recommender = Recommender.build(recipe, store, torch.float64)
+    batch = sampler_of(recipe, store).next_batch()
+    predicted_SA = recommender.predict_SA(batch)
+    labels_SA = labels_TA(recipe, batch, torch.float64)[batch.supervised_T]
+    expected = F.binary_cross_entropy(predicted_SA, labels_SA, reduction="none") * torch.tensor(
+        [1.0, 0.5]
+    )
+    loss, count = recommender.loss_sum(batch, 0)
+    assert count == int(batch.supervised_T.sum())
+    assert float(loss.detach()) == pytest.approx(float(expected.sum()), rel=1e-9)
+
+
+def test_queries_and_catalogue_are_what_the_loss_compares(store):
+    recipe = small_recipe(
+        model={"dropout": 0.0, "input_dropout": 0.0}, loss={"kind": "full_softmax"}
+    )
+    recommender = Recommender.build(recipe, store, torch.float64)
+    batch = sampler_of(recipe, store).next_batch()
+    logits_SN = (
+        recommender.queries_SD(batch) @ recommender.catalogue_ND().T / recipe.loss.temperature
+    )
+    expected = F.cross_entropy(logits_SN, batch.next_items_T[batch.supervised_T], reduction="sum")
+    loss, _ = recommender.loss_sum(batch, 0)
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-9)

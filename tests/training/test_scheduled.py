@@ -1,0 +1,171 @@
+"""Recipes with a schedule: the same training as the plain loop, resumed exactly, traced, and
+refused where it would differ.
+"""
+
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slipstream.cli.app import run_command
+from slipstream.errors import SlipstreamError
+from slipstream.pipeline.trace import read_trace
+from slipstream.tables.slices import Placement
+from slipstream.training import checkpoint, loop
+from slipstream.training.ranks import Ranks
+from slipstream.training.recipe import trained_digest
+from slipstream.training.run import train
+from slipstream.training.scheduled import load_moved, recipe_schedule, save_moved
+from slipstream.training.telemetry import read_metrics
+from tests.support.training_fixtures import small_recipe, small_store
+
+
+def recipe_of(schedule, **train_options):
+    options = {"schedule": schedule, "epochs": 4, "checkpoint_every": 3, **train_options}
+    return small_recipe(
+        tables={"rule": "rowwise_adam"},
+        optimizer={"decay": "cosine", "warmup_steps": 3},
+        train=options,
+    )
+
+
+def trained(directory):
+    newest = checkpoint.latest(directory / "checkpoints")
+    tensors = load_file(newest / checkpoint.TENSORS)
+    return {name: value for name, value in tensors.items() if not name.startswith("random/")}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
+
+
+def lanes_left():
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream-")
+    ]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return small_store(tmp_path / "store")
+
+
+def test_a_schedule_that_does_not_cut_gives_the_bits_of_the_plain_loop(store, tmp_path):
+    train(recipe_of("synchronous"), store, tmp_path / "plain", quiet=True)
+    train(recipe_of("dual_buffer"), store, tmp_path / "dual", quiet=True)
+    train(recipe_of("nested", micro_batches=1), store, tmp_path / "nested", quiet=True)
+    plain = trained(tmp_path / "plain")
+    assert same(trained(tmp_path / "dual"), plain) and same(trained(tmp_path / "nested"), plain)
+    assert not lanes_left()
+
+
+@pytest.mark.parametrize("cluster", (True, False))
+def test_cutting_changes_only_rounding(store, tmp_path, cluster):
+    for name, options in {
+        "plain": ("synchronous", {}),
+        "cut": ("nested", {"micro_batches": 3, "cluster": cluster}),
+    }.items():
+        train(
+            recipe_of(options[0], **options[1]),
+            store,
+            tmp_path / name,
+            quiet=True,
+            dtype=torch.float64,
+        )
+    plain, cut = trained(tmp_path / "plain"), trained(tmp_path / "cut")
+    assert plain.keys() == cut.keys()
+    assert (
+        max(float((plain[name].double() - cut[name].double()).abs().max()) for name in plain) < 1e-9
+    )
+
+
+@pytest.mark.parametrize("schedule", ("nested", "frozen_window", "semi_async", "six_stage"))
+def test_an_interrupted_run_goes_on_bit_for_bit(store, tmp_path, schedule, monkeypatch):
+    recipe = recipe_of(schedule, micro_batches=2, epochs=8, staleness=2, synchronous_steps=3)
+    train(recipe, store, tmp_path / "whole", quiet=True)
+    stops, real = iter((2, 5, 8)), loop.run_loop
+
+    def stopped_in_the_middle(*arguments):
+        hooks, at, on_step = arguments[4], next(stops, None), arguments[4].on_step
+        hooks.on_step = lambda progress, batch: (
+            on_step(progress, batch),
+            hooks.stop.set() if progress.step == at else None,
+        )
+        return real(*arguments)
+
+    monkeypatch.setattr("slipstream.training.run.run_loop", stopped_in_the_middle)
+    statuses = [train(recipe, store, tmp_path / "cut", quiet=True).status for _ in range(4)]
+    assert statuses[:3] == ["interrupted"] * 3 and statuses[3] == "finished"
+    assert same(trained(tmp_path / "cut"), trained(tmp_path / "whole")) and not lanes_left()
+
+
+def test_a_run_leaves_a_trace_that_can_be_drawn(store, tmp_path, capsys):
+    train(recipe_of("nested", micro_batches=2, log_every=2), store, tmp_path / "run", quiet=True)
+    intervals, about = read_trace(tmp_path / "run" / "trace.json")
+    assert about["schedule"] == "nested" and {each.stage for each in intervals} >= {
+        "load",
+        "retrieve",
+        "compute",
+        "write",
+    }
+    assert any(
+        "exposed_lookup" in record for record in read_metrics(tmp_path / "run" / "metrics.jsonl")
+    )
+    assert run_command(["trace", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "exposed_lookup" in said and "trace.png" in said
+    assert (tmp_path / "run" / "trace.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_without_a_trace_says_what_to_do(tmp_path):
+    assert run_command(["trace", str(tmp_path)]) == 1
+
+
+def test_auto_says_what_it_chose_and_why(store, tmp_path, capsys):
+    train(recipe_of("nested", micro_batches="auto", epochs=8), store, tmp_path / "run")
+    assert "micro-batches" in capsys.readouterr().err
+    assert not lanes_left()
+
+
+def test_recipes_reach_the_schedule_and_the_digest():
+    stale = recipe_of("semi_async", staleness=2, synchronous_steps=5)
+    assert (recipe_schedule(stale).staleness, recipe_schedule(stale).synchronous_steps) == (2, 5)
+    assert (
+        len(
+            {
+                trained_digest(recipe_of("six_stage", **options))
+                for options in ({}, {"staleness": 2}, {"synchronous_steps": 1})
+            }
+        )
+        == 3
+    )
+    assert trained_digest(recipe_of("nested", staleness=3)) == trained_digest(recipe_of("nested"))
+
+
+def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
+    keys, weights = torch.arange(40), torch.arange(80.0).view(40, 2)
+    for rank in range(2):
+        mine = Placement(2).owner_of(keys) == rank
+        files = save_moved(
+            {7: {"feature/colour": (keys[mine], weights[mine])}}, Ranks(rank=rank, world=2)
+        )
+        for name, tensors in files.items():
+            checkpoint.write_tensors(tmp_path / name, tensors)
+    assert save_moved({7: {}}, Ranks(rank=2, world=4, replicas=2)) == {}  # the second replica
+    for shards in (1, 2, 3):
+        found = [
+            load_moved(tmp_path, Ranks(rank=rank, world=shards))[7]["feature/colour"]
+            for rank in range(shards)
+        ]
+        for rank, (found_keys, found_weights) in enumerate(found):
+            mine = Placement(shards).owner_of(keys) == rank
+            assert torch.equal(found_keys, keys[mine]) and torch.equal(found_weights, weights[mine])
+
+
+def test_a_dense_table_rule_is_refused(store, tmp_path):
+    recipe = small_recipe(tables={"rule": "adamw"}, train={"schedule": "nested"})
+    with pytest.raises(SlipstreamError, match="moves rows that no batch touched"):
+        train(recipe, store, tmp_path / "run", quiet=True)
