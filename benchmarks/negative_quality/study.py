@@ -56,7 +56,7 @@ _SETTINGS: dict[str, Any] = {
     },
     "sampler": {"max_len": 100, "batch_size": 64},
     "optimizer": {"lr": 2e-3, "decay": "cosine", "warmup_steps": 50},
-    "tables": {"rule": "rowwise_adam", "lr": 4e-3},
+    "tables": {"optimizer": "rowwise_adam", "lr": 4e-3},
     "train": {"epochs": 5, "evaluate_every": 0, "threads": 1, "tensorboard": False},
 }
 

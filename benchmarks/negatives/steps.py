@@ -39,7 +39,7 @@ def recipe_of(loss: dict[str, Any], *, dim: int = 64, length: int = 256) -> Reci
     """Two blocks of HSTU over rows that may move one by one."""
     model = {"kind": "hstu", "dim": dim, "blocks": 2, "heads": 2, "max_len": length}
     return Recipe.model_validate(
-        {"name": "negatives", "model": model, "loss": loss, "tables": {"rule": "rowwise_adam"}}
+        {"name": "negatives", "model": model, "loss": loss, "tables": {"optimizer": "rowwise_adam"}}
     )
 
 

@@ -90,7 +90,7 @@ class Setting:
                 "model": model,
                 "loss": loss,
                 "sampler": {"max_len": self.length},
-                "tables": {"rule": "rowwise_adagrad"},
+                "tables": {"optimizer": "rowwise_adagrad"},
             }
         )
 
@@ -139,14 +139,14 @@ class Rank:
         """A new recommender whose table has every row it will need on the tier."""
         setting, recipe = self.setting, self.setting.recipe()
         recommender = Recommender(recipe, Features(setting.items), ranks=self.ranks)
-        rule = make_row_optimizer("rowwise_adagrad", betas=(0.9, 0.98), eps=1e-8)
+        optimizer = make_row_optimizer("rowwise_adagrad", betas=(0.9, 0.98), eps=1e-8)
         row_bytes = 4 * (setting.dim + 1) + 8
         table = make_table(
             setting.tier,
             ITEM,
             setting.items,
             setting.dim,
-            rule,
+            optimizer,
             seed=SEED,
             placement=Placement(self.ranks.shards),
             rank=self.ranks.shard,

@@ -63,7 +63,7 @@ ML_1M = Case(
         "sampler": {"max_len": 100, "batch_size": 32},
         "loss": {"kind": "shared_softmax", "negatives": 512, "temperature": 0.05},
         "optimizer": {"lr": 3e-3},
-        "tables": {"rule": "rowwise_adam", "lr": 5e-3},
+        "tables": {"optimizer": "rowwise_adam", "lr": 5e-3},
         "train": {**_TRAIN, "epochs": 3},
     },
     RETRIEVAL,
@@ -85,7 +85,7 @@ KUAIRAND = Case(
         "user_features": ["user_active_degree"],
         "loss": {"kind": "bce"},
         "optimizer": {"lr": 1e-3, "clip_norm": 1.0},
-        "tables": {"rule": "rowwise_adagrad", "lr": 2e-2},
+        "tables": {"optimizer": "rowwise_adagrad", "lr": 2e-2},
         "train": {**_TRAIN, "epochs": 1},
     },
     RANKING,
@@ -97,7 +97,7 @@ _ZIPF_RECIPE: dict[str, Any] = {
     "sampler": {"max_len": 50, "batch_size": 16},
     "loss": {"kind": "shared_softmax", "negatives": 256, "temperature": 0.05},
     "optimizer": {"lr": 1e-3},
-    "tables": {"rule": "rowwise_adam", "lr": 2e-3},
+    "tables": {"optimizer": "rowwise_adam", "lr": 2e-3},
     "train": {**_TRAIN, "epochs": 3},
 }
 _ZIPF = Synthetic(
@@ -121,7 +121,7 @@ _CROWDED = replace(_ZIPF, users=1000, items=500, topics=50)
 _CONTROL_RECIPE: dict[str, Any] = {
     **_ZIPF_RECIPE,
     "sampler": {"max_len": 50, "batch_size": 4},
-    "tables": {"rule": "rowwise_adagrad", "lr": 1.0},
+    "tables": {"optimizer": "rowwise_adagrad", "lr": 1.0},
     "train": {**_TRAIN, "epochs": 2},
 }
 CONTROL = Case(
@@ -137,7 +137,7 @@ CALM = replace(
     CONTROL,
     name="control-calm",
     about="the control with a table learning rate of 0.05",
-    recipe={**_CONTROL_RECIPE, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
+    recipe={**_CONTROL_RECIPE, "tables": {"optimizer": "rowwise_adagrad", "lr": 0.05}},
     variants=BRIEFLY,
 )
 FLAT = replace(

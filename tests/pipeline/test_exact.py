@@ -12,7 +12,7 @@ from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.tables.exchange import Exchange
 from tests.support.pipeline_problem import (
-    RULES,
+    OPTIMIZERS,
     Problem,
     SmallWork,
     differences,
@@ -26,12 +26,12 @@ LONG = Problem(steps=200)
 
 
 @cache
-def long_plain(micro_batches, rule="adam"):
-    return plain_outcome(LONG, RULES[rule], micro_batches)
+def long_plain(micro_batches, optimizer="adam"):
+    return plain_outcome(LONG, OPTIMIZERS[optimizer], micro_batches)
 
 
-def pipelined(schedule, problem, rule, tables=None, **options):
-    work, tables = SmallWork(problem), tables or make_tables(problem, rule)
+def pipelined(schedule, problem, optimizer, tables=None, **options):
+    work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
     with Pipeline(schedule, work, tables, Peers(Exchange(tables)), **options) as pipeline:
         steps = [done.step for done in pipeline.steps()]
     assert steps == list(range(problem.steps))
@@ -41,28 +41,28 @@ def pipelined(schedule, problem, rule, tables=None, **options):
 @pytest.mark.parametrize("micro_batches", (1, 2, 4, 8))
 @pytest.mark.parametrize("name", ("synchronous", "dual_buffer", "frozen_window", "nested"))
 def test_a_schedule_without_staleness_equals_the_plain_loop_bit_for_bit(name, micro_batches):
-    found = pipelined(make_schedule(name, micro_batches=micro_batches), LONG, RULES["adam"])
+    found = pipelined(make_schedule(name, micro_batches=micro_batches), LONG, OPTIMIZERS["adam"])
     assert not differences(found, long_plain(micro_batches))
 
 
 @pytest.mark.parametrize("name", ("dual_buffer", "nested"))
 def test_another_rule_too(name):
     assert not differences(
-        pipelined(make_schedule(name, micro_batches=2), LONG, RULES["adagrad"]),
+        pipelined(make_schedule(name, micro_batches=2), LONG, OPTIMIZERS["adagrad"]),
         long_plain(2, "adagrad"),
     )
 
 
 def test_cutting_changes_nothing_but_rounding():
     wide = Problem(steps=100, dtype=torch.float64)
-    whole = plain_outcome(wide, RULES["adagrad"], 1)
-    cut = pipelined(make_schedule("nested", micro_batches=8), wide, RULES["adagrad"])
+    whole = plain_outcome(wide, OPTIMIZERS["adagrad"], 1)
+    cut = pipelined(make_schedule("nested", micro_batches=8), wide, OPTIMIZERS["adagrad"])
     assert 0 < max(differences(cut, whole).values()) < 1e-9
 
 
 @pytest.mark.parametrize(("name", "micro_batches"), (("synchronous", 1), ("nested", 4)))
 def test_a_lane_to_a_device_changes_nothing(name, micro_batches):
-    problem, tables = Problem(steps=40), make_tables(Problem(steps=40), RULES["adam"])
+    problem, tables = Problem(steps=40), make_tables(Problem(steps=40), OPTIMIZERS["adam"])
     work = SmallWork(problem, has_device=True)
     with Pipeline(
         make_schedule(name, micro_batches=micro_batches), work, tables, Peers(Exchange(tables))
@@ -70,14 +70,14 @@ def test_a_lane_to_a_device_changes_nothing(name, micro_batches):
         assert len(list(pipeline.steps())) == problem.steps
     assert work.carried == problem.steps * micro_batches
     assert not differences(
-        outcome(work, tables), plain_outcome(problem, RULES["adam"], micro_batches)
+        outcome(work, tables), plain_outcome(problem, OPTIMIZERS["adam"], micro_batches)
     )
 
 
 def test_the_comparison_can_fail():
     assert differences(
-        plain_outcome(Problem(steps=39), RULES["adam"]),
-        plain_outcome(Problem(steps=40), RULES["adam"]),
+        plain_outcome(Problem(steps=39), OPTIMIZERS["adam"]),
+        plain_outcome(Problem(steps=40), OPTIMIZERS["adam"]),
     )
 
 
@@ -86,7 +86,8 @@ def test_more_prefetch_buffers_change_nothing(buffers_ahead):
     problem = Problem(steps=60)
     schedule = make_schedule("nested", micro_batches=2, buffers_ahead=buffers_ahead)
     assert not differences(
-        pipelined(schedule, problem, RULES["adam"]), plain_outcome(problem, RULES["adam"], 2)
+        pipelined(schedule, problem, OPTIMIZERS["adam"]),
+        plain_outcome(problem, OPTIMIZERS["adam"], 2),
     )
 
 
@@ -106,12 +107,12 @@ def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(name, staleness, mic
     found = pipelined(
         make_schedule(name, staleness=staleness, micro_batches=micro_batches),
         problem,
-        RULES["adam"],
+        OPTIMIZERS["adam"],
     )
-    assert not differences(found, stale_loop(problem, RULES["adam"], staleness, micro_batches))
-    assert differences(found, stale_loop(problem, RULES["adam"], staleness - 1, micro_batches)), (
-        "staleness makes no difference here"
-    )
+    assert not differences(found, stale_loop(problem, OPTIMIZERS["adam"], staleness, micro_batches))
+    assert differences(
+        found, stale_loop(problem, OPTIMIZERS["adam"], staleness - 1, micro_batches)
+    ), "staleness makes no difference here"
 
 
 @pytest.mark.parametrize(("name", "staleness"), STALE)
@@ -119,21 +120,26 @@ def test_a_stale_schedule_equals_the_stale_loop_bit_for_bit(name, staleness, mic
 def test_staleness_begins_after_the_synchronous_steps(name, staleness, synchronous_steps):
     problem = Problem(steps=30)
     schedule = make_schedule(name, staleness=staleness, synchronous_steps=synchronous_steps)
-    found = pipelined(schedule, problem, RULES["adam"])
+    found = pipelined(schedule, problem, OPTIMIZERS["adam"])
     assert not differences(
-        found, stale_loop(problem, RULES["adam"], staleness, 1, synchronous_steps)
+        found, stale_loop(problem, OPTIMIZERS["adam"], staleness, 1, synchronous_steps)
     )
     if synchronous_steps == 7:
-        assert differences(found, stale_loop(problem, RULES["adam"], staleness, 1, 8))
+        assert differences(found, stale_loop(problem, OPTIMIZERS["adam"], staleness, 1, 8))
     if synchronous_steps >= 29:  # the first stale step has nothing to miss
-        assert not differences(found, plain_outcome(problem, RULES["adam"]))
+        assert not differences(found, plain_outcome(problem, OPTIMIZERS["adam"]))
 
 
 @pytest.mark.parametrize(("name", "staleness"), STALE)
 def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
     problem = Problem(steps=40)
     schedule = make_schedule(name, staleness=staleness, synchronous_steps=9)
-    work, tables, earlier, first = SmallWork(problem), make_tables(problem, RULES["adam"]), {}, 0
+    work, tables, earlier, first = (
+        SmallWork(problem),
+        make_tables(problem, OPTIMIZERS["adam"]),
+        {},
+        0,
+    )
     for stop in (
         5,
         9,
@@ -153,13 +159,13 @@ def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
                         earlier = pipeline.moved()
                     break
         first = stop
-    expected = stale_loop(problem, RULES["adam"], staleness, 1, 9)
+    expected = stale_loop(problem, OPTIMIZERS["adam"], staleness, 1, 9)
     assert not differences(outcome(work, tables), expected)
 
 
 def test_what_a_stopped_run_must_remember_matters():
     problem = Problem(steps=20)
-    work, tables, first = SmallWork(problem), make_tables(problem, RULES["adam"]), 0
+    work, tables, first = SmallWork(problem), make_tables(problem, OPTIMIZERS["adam"]), 0
     for stop in (10, 20):
         work.taken = first
         with Pipeline(
@@ -169,4 +175,4 @@ def test_what_a_stopped_run_must_remember_matters():
                 if done.step == stop - 1:
                     break
         first = stop
-    assert differences(outcome(work, tables), stale_loop(problem, RULES["adam"], 1))
+    assert differences(outcome(work, tables), stale_loop(problem, OPTIMIZERS["adam"], 1))

@@ -25,7 +25,13 @@ from slipstream.pipeline.schedule import (
     with_device,
 )
 from tests.pipeline.test_exact import pipelined
-from tests.support.pipeline_problem import RULES, Problem, differences, plain_outcome, stale_loop
+from tests.support.pipeline_problem import (
+    OPTIMIZERS,
+    Problem,
+    differences,
+    plain_outcome,
+    stale_loop,
+)
 
 SHORT = Problem(steps=12, samples=4, length=3)
 
@@ -186,35 +192,37 @@ NAMES = ("dual_buffer", "frozen_window", "nested")
 def test_500_interleavings_change_nothing(name):
     cases = [(seed, make_schedule(name, micro_batches=1 + seed % 2)) for seed in range(167)]
     problem = replace(SHORT, steps=6)
-    expected = {micros: plain_outcome(problem, RULES["adam"], micros) for micros in (1, 2)}
+    expected = {micros: plain_outcome(problem, OPTIMIZERS["adam"], micros) for micros in (1, 2)}
     for seed, schedule in cases:
         if name == "nested" and seed % 3 == 0:
             schedule = make_schedule(name, micro_batches=schedule.micro_batches, buffers_ahead=2)
-        found = pipelined(schedule, problem, RULES["adam"], delay=seeded_delays(seed))
+        found = pipelined(schedule, problem, OPTIMIZERS["adam"], delay=seeded_delays(seed))
         assert not differences(found, expected[schedule.micro_batches]), seed
 
 
 @pytest.mark.parametrize("name", ("semi_async", "six_stage"))
 def test_interleavings_change_nothing_in_stale_schedules(name):
     problem = replace(SHORT, steps=8)
-    expected = {staleness: stale_loop(problem, RULES["adam"], staleness, 2) for staleness in (1, 2)}
+    expected = {
+        staleness: stale_loop(problem, OPTIMIZERS["adam"], staleness, 2) for staleness in (1, 2)
+    }
     for seed in range(30):
         schedule = make_schedule(name, micro_batches=2, staleness=1 + seed % 2)
-        found = pipelined(schedule, problem, RULES["adam"], delay=seeded_delays(seed))
+        found = pipelined(schedule, problem, OPTIMIZERS["adam"], delay=seeded_delays(seed))
         assert not differences(found, expected[schedule.staleness]), seed
 
 
 def test_without_the_refresh_a_stale_result_is_wrong(monkeypatch):
     monkeypatch.setattr(Pipeline, "_refresh", lambda self, step, micro: None)
     assert differences(
-        pipelined(make_schedule("semi_async"), SHORT, RULES["adam"]),
-        stale_loop(SHORT, RULES["adam"], 1),
+        pipelined(make_schedule("semi_async"), SHORT, OPTIMIZERS["adam"]),
+        stale_loop(SHORT, OPTIMIZERS["adam"], 1),
     )
 
 
 def breaks(schedule, slow=None):
-    found = pipelined(schedule, SHORT, RULES["adam"], delay=seeded_delays(1, slow))
-    return differences(found, plain_outcome(SHORT, RULES["adam"], schedule.micro_batches))
+    found = pipelined(schedule, SHORT, OPTIMIZERS["adam"], delay=seeded_delays(1, slow))
+    return differences(found, plain_outcome(SHORT, OPTIMIZERS["adam"], schedule.micro_batches))
 
 
 @pytest.mark.parametrize("slow", (None, "write", "retrieve", "update"))

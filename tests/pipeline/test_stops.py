@@ -19,7 +19,7 @@ from slipstream.pipeline.trace import Trace
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.row_optimizers import DenseAdamW
 from tests.support.pipeline_problem import (
-    RULES,
+    OPTIMIZERS,
     Problem,
     SmallWork,
     differences,
@@ -40,7 +40,7 @@ def lanes_left():
 
 
 def start(name, problem=PROBLEM, **options):
-    work, tables = SmallWork(problem), make_tables(problem, RULES["adam"])
+    work, tables = SmallWork(problem), make_tables(problem, OPTIMIZERS["adam"])
     return (
         work,
         tables,
@@ -87,9 +87,9 @@ def test_an_error_in_any_stage_reaches_the_caller(name, stage, monkeypatch):
             if key.startswith(("item", "user"))
         }
         if SCHEDULES[name].staleness == 0:
-            expected = plain_outcome(replace(PROBLEM, steps=done + 1), RULES["adam"], 2)
+            expected = plain_outcome(replace(PROBLEM, steps=done + 1), OPTIMIZERS["adam"], 2)
             updated = work.optimizer.state and done + 1
-            late = plain_outcome(replace(PROBLEM, steps=done + 2), RULES["adam"], 2)
+            late = plain_outcome(replace(PROBLEM, steps=done + 2), OPTIMIZERS["adam"], 2)
             assert updated and any(
                 not differences(rows, {key: value[key] for key in rows})
                 for value in (expected, late)
@@ -106,7 +106,7 @@ def test_a_caller_that_stops_finds_every_finished_step_in_the_tables(name, last)
                 break
     assert not lanes_left()
     expected = stale_loop(
-        replace(PROBLEM, steps=last + 1), RULES["adam"], SCHEDULES[name].staleness, 2
+        replace(PROBLEM, steps=last + 1), OPTIMIZERS["adam"], SCHEDULES[name].staleness, 2
     )
     assert not differences(outcome(work, tables), expected)
 
@@ -119,10 +119,10 @@ def test_settled_tables_hold_every_update_so_far_and_training_goes_on(name):
             if done.step % 7 == 3:
                 with pipeline.settled():
                     expected = plain_outcome(
-                        replace(PROBLEM, steps=done.step + 1), RULES["adam"], 2
+                        replace(PROBLEM, steps=done.step + 1), OPTIMIZERS["adam"], 2
                     )
                     assert not differences(outcome(work, tables), expected)
-    assert not differences(outcome(work, tables), plain_outcome(PROBLEM, RULES["adam"], 2))
+    assert not differences(outcome(work, tables), plain_outcome(PROBLEM, OPTIMIZERS["adam"], 2))
 
 
 def test_no_data_is_no_step():
@@ -147,7 +147,8 @@ def test_asking_to_stop_finishes_what_is_routed():
                 pipeline.ask_to_stop()
     assert 5 <= last <= 9 and not lanes_left()
     assert not differences(
-        outcome(work, tables), plain_outcome(replace(PROBLEM, steps=last + 1), RULES["adam"], 2)
+        outcome(work, tables),
+        plain_outcome(replace(PROBLEM, steps=last + 1), OPTIMIZERS["adam"], 2),
     )
 
 
@@ -160,7 +161,7 @@ def test_a_trace_remembers_only_the_newest_steps():
 
 
 def test_what_a_schedule_would_change_silently_is_refused():
-    tables = make_tables(PROBLEM, RULES["adam"])
+    tables = make_tables(PROBLEM, OPTIMIZERS["adam"])
     mixing = SmallWork(PROBLEM, mixes_samples="loss 'in_batch'")
     with pytest.raises(
         SlipstreamError, match=r"loss 'in_batch' mixes its samples.*use schedule=dual_buffer"
@@ -169,7 +170,8 @@ def test_what_a_schedule_would_change_silently_is_refused():
     Pipeline(make_schedule("dual_buffer"), mixing, tables, Peers(Exchange(tables)))
     dense = make_tables(PROBLEM, DenseAdamW())
     with pytest.raises(
-        SlipstreamError, match=r"moves rows that no batch touched; use tables.rule=rowwise_adam"
+        SlipstreamError,
+        match=r"moves rows that no batch touched; use tables.optimizer=rowwise_adam",
     ):
         Pipeline(make_schedule("dual_buffer"), SmallWork(PROBLEM), dense, Peers(Exchange(dense)))
 
@@ -188,7 +190,7 @@ CHILD = """
         steps = done.step + 1
         same = [not differences(
             {k: v for k, v in outcome(work, tables).items() if k.startswith("item")},
-            {k: v for k, v in plain_outcome(Problem(steps=n, samples=4), RULES["adam"], 2).items() if k.startswith("item")},
+            {k: v for k, v in plain_outcome(Problem(steps=n, samples=4), OPTIMIZERS["adam"], 2).items() if k.startswith("item")},
         ) for n in (steps, steps + 1)]
         print("interrupted", any(same), lanes_left(), flush=True)
 """

@@ -12,7 +12,7 @@ from slipstream.tables.factory import make_table
 from tests.support.pipeline_problem import (
     DIM,
     ROWS,
-    RULES,
+    OPTIMIZERS,
     Problem,
     SmallWork,
     differences,
@@ -32,7 +32,7 @@ def tables_of(tier, directory, **options):
         **options,
     }
     return {
-        name: make_table(tier, name, rows, DIM, RULES["adam"], **common)
+        name: make_table(tier, name, rows, DIM, OPTIMIZERS["adam"], **common)
         for name, rows in ROWS.items()
     }
 
@@ -46,7 +46,7 @@ def test_every_tier_ends_with_the_bits_of_the_plain_loop(tier, schedule, tmp_pat
         make_schedule(schedule, micro_batches=2), work, tables, Peers(Exchange(tables))
     ) as pipeline:
         assert sum(1 for _ in pipeline.steps()) == PROBLEM.steps
-    expected = plain_outcome(PROBLEM, RULES["adam"], 2)
+    expected = plain_outcome(PROBLEM, OPTIMIZERS["adam"], 2)
     assert not differences(outcome(work, tables), expected)
     for table in tables.values():
         table.close()
@@ -63,6 +63,6 @@ def test_a_table_that_forgets_is_refused_where_rows_are_read_ahead():
 
 def test_ids_beyond_any_float_keep_their_rows():
     big = 2**63 - 1
-    table = make_table("hashed", "item", None, DIM, RULES["adam"], seed=1)
+    table = make_table("hashed", "item", None, DIM, OPTIMIZERS["adam"], seed=1)
     before = table.read(torch.tensor([big - 1, big])).weights_UD.clone()
     assert not torch.equal(before[0], before[1])

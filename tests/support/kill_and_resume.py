@@ -26,7 +26,7 @@ from tests.support.training_fixtures import small_recipe, small_store
 
 ROUNDS = 6
 RECIPE = small_recipe(
-    tables={"rule": "rowwise_adam"},
+    tables={"optimizer": "rowwise_adam"},
     optimizer={"decay": "cosine", "warmup_steps": 5, "clip_norm": 1.0},
     train={
         "epochs": 12,

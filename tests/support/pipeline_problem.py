@@ -20,7 +20,7 @@ from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad, Rowwi
 from slipstream.tables.slices import Placement
 
 DIM = 4
-RULES = {"adagrad": RowwiseAdagrad(), "adam": RowwiseAdam()}
+OPTIMIZERS = {"adagrad": RowwiseAdagrad(), "adam": RowwiseAdam()}
 ROWS = {"item": 60, "user": 12}
 
 
@@ -50,7 +50,7 @@ class Problem:
 
 
 def make_tables(
-    problem: Problem, rule: RowOptimizer, *, world: int = 1, rank: int = 0
+    problem: Problem, optimizer: RowOptimizer, *, world: int = 1, rank: int = 0
 ) -> dict[str, Any]:
     """The memory tier, whole or this rank's part."""
     options: dict[str, Any] = {
@@ -60,7 +60,7 @@ def make_tables(
         "placement": Placement(world),
         "rank": rank,
     }
-    return {name: MemoryTable(name, rows, DIM, rule, **options) for name, rows in ROWS.items()}
+    return {name: MemoryTable(name, rows, DIM, optimizer, **options) for name, rows in ROWS.items()}
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Together:
 
 def plain_loop(
     problem: Problem,
-    rule: RowOptimizer,
+    optimizer: RowOptimizer,
     micro_batches: int = 1,
     tables: dict[str, Any] | None = None,
     together: Together | None = None,
@@ -168,7 +168,7 @@ def plain_loop(
     """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on
     with empty batches.
     """
-    work, tables = SmallWork(problem), tables or make_tables(problem, rule)
+    work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
     together = together or Together(Exchange(tables))
     exchange = together.exchange
     for step in range(problem.steps):
@@ -200,9 +200,9 @@ def plain_loop(
 
 
 def plain_outcome(
-    problem: Problem, rule: RowOptimizer, micro_batches: int = 1, **options: Any
+    problem: Problem, optimizer: RowOptimizer, micro_batches: int = 1, **options: Any
 ) -> dict[str, torch.Tensor]:
-    return outcome(*plain_loop(problem, rule, micro_batches, **options))
+    return outcome(*plain_loop(problem, optimizer, micro_batches, **options))
 
 
 def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank: int = 0) -> Any:
@@ -225,13 +225,13 @@ def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank:
 
 def stale_loop(
     problem: Problem,
-    rule: RowOptimizer,
+    optimizer: RowOptimizer,
     staleness: int,
     micro_batches: int = 1,
     synchronous_steps: int = 0,
 ) -> dict[str, Any]:
     return plain_outcome(
-        problem, rule, micro_batches, lend=older_rows(staleness, synchronous_steps)
+        problem, optimizer, micro_batches, lend=older_rows(staleness, synchronous_steps)
     )
 
 

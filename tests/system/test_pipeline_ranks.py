@@ -16,7 +16,7 @@ from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.replicas import SummedGradients
 from tests.support.pipeline_problem import (
-    RULES,
+    OPTIMIZERS,
     Problem,
     SmallWork,
     Together,
@@ -49,19 +49,19 @@ def check_equal(rank, world, replicas, cases, steps):
     shard_group, replica_group = groups_of(rank, world, replicas)
     problem, found = problem_of(rank, steps), {}
     for micro_batches in sorted({micro for _, micro in cases}):
-        tables = make_tables(problem, RULES["adam"], world=shards, rank=rank % shards)
+        tables = make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards)
         exchange = Exchange(tables, shard_group if shards > 1 else None)
         copies = SummedGradients(Communicator(replica_group)) if replicas > 1 else None
         together = Together(exchange, Communicator(dist.new_group(list(range(world)))), copies)
         longer = Problem(steps=steps, samples=6, rank=rank)
         longer_work = plain_loop(
-            longer, RULES["adam"], micro_batches, tables, together, data_steps=problem.steps
+            longer, OPTIMIZERS["adam"], micro_batches, tables, together, data_steps=problem.steps
         )[0]
         expected = outcome(longer_work, tables, shards, rank % shards)
         for name in [name for name, micro in cases if micro == micro_batches]:
             work, tables = (
                 SmallWork(problem),
-                make_tables(problem, RULES["adam"], world=shards, rank=rank % shards),
+                make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards),
             )
             peers = Peers(
                 Exchange(tables, shard_group if shards > 1 else None),
@@ -108,19 +108,19 @@ def check_stale(rank, world, replicas, cases, steps):
         Communicator(dist.new_group(list(range(world)))),
     )
     for name, staleness, synchronous_steps, micro_batches in cases:
-        tables = make_tables(problem, RULES["adam"], world=shards, rank=rank % shards)
+        tables = make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards)
         copies = SummedGradients(Communicator(replica_group)) if replicas > 1 else None
         together = Together(
             Exchange(tables, shard_group if shards > 1 else None), everybody, copies
         )
         lend = older_rows(staleness, synchronous_steps, shards, rank % shards)
         work = plain_loop(
-            longer, RULES["adam"], micro_batches, tables, together, problem.steps, lend
+            longer, OPTIMIZERS["adam"], micro_batches, tables, together, problem.steps, lend
         )[0]
         expected = outcome(work, tables, shards, rank % shards)
         work, tables = (
             SmallWork(problem),
-            make_tables(problem, RULES["adam"], world=shards, rank=rank % shards),
+            make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards),
         )
         peers = Peers(
             Exchange(tables, shard_group if shards > 1 else None), world=world, replicas=replicas
@@ -168,7 +168,7 @@ def stop_at(rank, world, how):
     with what.
     """
     problem = Problem(steps=10_000, samples=4, rank=rank)
-    tables = make_tables(problem, RULES["adam"], world=world, rank=rank)
+    tables = make_tables(problem, OPTIMIZERS["adam"], world=world, rank=rank)
     work = SmallWork(problem, fails=("loss", 20) if how == "error" and rank == 1 else None)
     peers = Peers(Exchange(tables, dist.new_group(list(range(world)))), world=world)
     began, ended, steps = time.monotonic(), "nothing", 0

@@ -30,23 +30,23 @@ RANKING = {
 }
 RETRIEVAL = {"item_features": ["genre"], "optimizer": {"clip_norm": 0.5}}
 KINDS = {
-    "retrieval adagrad": {**RETRIEVAL, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
+    "retrieval adagrad": {**RETRIEVAL, "tables": {"optimizer": "rowwise_adagrad", "lr": 0.05}},
     "retrieval adam": {
         **RETRIEVAL,
-        "tables": {"rule": "rowwise_adam"},
+        "tables": {"optimizer": "rowwise_adam"},
         "sampler": {"balance": "lpt"},
     },
-    "ranking adagrad": {**RANKING, "tables": {"rule": "rowwise_adagrad", "lr": 0.05}},
-    "ranking adam": {**RANKING, "tables": {"rule": "rowwise_adam"}},
+    "ranking adagrad": {**RANKING, "tables": {"optimizer": "rowwise_adagrad", "lr": 0.05}},
+    "ranking adam": {**RANKING, "tables": {"optimizer": "rowwise_adam"}},
     "retrieval adagrad on disk": {
         **RETRIEVAL,
-        "tables": {"rule": "rowwise_adagrad", "lr": 0.05, "tier": "disk"},
+        "tables": {"optimizer": "rowwise_adagrad", "lr": 0.05, "tier": "disk"},
     },
-    "ranking adam hashed": {**RANKING, "tables": {"rule": "rowwise_adam", "tier": "hashed"}},
+    "ranking adam hashed": {**RANKING, "tables": {"optimizer": "rowwise_adam", "tier": "hashed"}},
     "whole catalogue, every row moves": {
         **RETRIEVAL,
         "loss": {"kind": "full_softmax"},
-        "tables": {"rule": "adamw"},
+        "tables": {"optimizer": "adamw"},
     },
 }
 

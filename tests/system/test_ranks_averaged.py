@@ -31,8 +31,8 @@ def two_replicas(rank, world, every, steps):
     """Each replica applies its share of the global gradient to its own keys; returns its rows and
     sums after every step.
     """
-    rule, factor = rescaled_for_averaging(RowwiseAdagrad(eps=1e-6), world)
-    table = MemoryTable("item", 6, 4, rule, seed=1, dtype=torch.float64)
+    optimizer, factor = rescaled_for_averaging(RowwiseAdagrad(eps=1e-6), world)
+    table = MemoryTable("item", 6, 4, optimizer, seed=1, dtype=torch.float64)
     tables = TableCollection(
         [table], replicas=AveragedWeights(Communicator(dist.group.WORLD), every, factor)
     )
@@ -94,4 +94,4 @@ def test_only_adagrad_is_rescaled_and_dense_rules_are_refused():
     assert rescaled_for_averaging(RowwiseAdam(), 4) == (RowwiseAdam(), 1.0)
     assert rescaled_for_averaging(RowwiseAdagrad(eps=1e-8), 4) == (RowwiseAdagrad(eps=2e-8), 2.0)
     with pytest.raises(ValueError, match="cannot be averaged"):
-        small_recipe(tables={"rule": "adamw", "replicas": "averaged"})
+        small_recipe(tables={"optimizer": "adamw", "replicas": "averaged"})

@@ -26,12 +26,12 @@ from slipstream.tables.slices import Placement, slice_of
 ROWS, DIM = 3000, 6
 
 
-def disk(directory, rule=None, cache_bytes=60_000, rows=ROWS, dim=DIM, **options):
+def disk(directory, optimizer=None, cache_bytes=60_000, rows=ROWS, dim=DIM, **options):
     return DiskTable(
         "item",
         rows,
         dim,
-        rule or RowwiseAdam(),
+        optimizer or RowwiseAdam(),
         directory,
         cache_bytes=cache_bytes,
         seed=1,
@@ -39,8 +39,8 @@ def disk(directory, rule=None, cache_bytes=60_000, rows=ROWS, dim=DIM, **options
     )
 
 
-def memory(rule=None, **options):
-    return MemoryTable("item", ROWS, DIM, rule or RowwiseAdam(), seed=1, **options)
+def memory(optimizer=None, **options):
+    return MemoryTable("item", ROWS, DIM, optimizer or RowwiseAdam(), seed=1, **options)
 
 
 def train(*tables, steps=6, seed=0, width=300):
@@ -61,12 +61,14 @@ def same(one, other, keys=None):
     assert all(torch.equal(mine.state[name], twins.state[name]) for name in mine.state)
 
 
-@pytest.mark.parametrize("rule", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "optimizer", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda optimizer: optimizer.name
+)
 @pytest.mark.parametrize("kernels", ["native", "plain"])
-def test_a_small_cache_changes_nothing(tmp_path, rule, kernels, monkeypatch):
+def test_a_small_cache_changes_nothing(tmp_path, optimizer, kernels, monkeypatch):
     if kernels == "plain":
         monkeypatch.setattr(disk_transfer.native, "available", lambda: False)
-    table, twin = disk(tmp_path, rule), memory(rule)
+    table, twin = disk(tmp_path, optimizer), memory(optimizer)
     assert table._cache.capacity < ROWS // 4
     train(table, twin)
     same(table, twin)
@@ -358,7 +360,10 @@ def test_keys_and_rules_that_do_not_belong(tmp_path):
             "has dim 6, but 7 is asked for; use the recipe it was trained with, or another "
             "directory",
         ),
-        ({"rule": RowwiseAdagrad()}, "has rule rowwise_adam, but rowwise_adagrad is asked for"),
+        (
+            {"optimizer": RowwiseAdagrad()},
+            "has optimizer rowwise_adam, but rowwise_adagrad is asked for",
+        ),
         ({"rows": 10}, "has num_rows 3000, but 10"),
         ({"dtype": torch.float64}, "has dtype float32, but float64"),
         ({"numbered": True}, "has layout slices, but numbered"),

@@ -19,25 +19,34 @@ from slipstream.tables.slices import Placement
 ROWS, DIM, STEPS = 4000, 10, 50
 
 
-def tiers(directory, rule, dtype, **options):
+def tiers(directory, optimizer, dtype, **options):
     common = {"seed": 8, "dtype": dtype, **options}
     small = {"cache_bytes": 100_000}  # a few hundred rows: most steps write some back
     return {
-        "memory": make_table("memory", "item", ROWS, DIM, rule, **common),
+        "memory": make_table("memory", "item", ROWS, DIM, optimizer, **common),
         "disk": make_table(
-            "disk", "item", ROWS, DIM, rule, directory=directory / "disk", **small, **common
+            "disk", "item", ROWS, DIM, optimizer, directory=directory / "disk", **small, **common
         ),
-        "hashed": make_table("hashed", "item", ROWS, DIM, rule, **common),
+        "hashed": make_table("hashed", "item", ROWS, DIM, optimizer, **common),
         "hashed on disk": make_table(
-            "hashed", "item", ROWS, DIM, rule, directory=directory / "hashed", **small, **common
+            "hashed",
+            "item",
+            ROWS,
+            DIM,
+            optimizer,
+            directory=directory / "hashed",
+            **small,
+            **common,
         ),
     }
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("rule", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda rule: rule.name)
-def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, rule, dtype):
-    tables = tiers(tmp_path, rule, dtype)
+@pytest.mark.parametrize(
+    "optimizer", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda optimizer: optimizer.name
+)
+def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
+    tables = tiers(tmp_path, optimizer, dtype)
     target = torch.randn(DIM, dtype=dtype, generator=torch.Generator().manual_seed(0))
     for name, table in tables.items():
         collection = TableCollection([table])
@@ -57,7 +66,7 @@ def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, rule, dtype):
                 table.flush()
     everything = torch.arange(ROWS)
     expected = tables["memory"].read(everything)
-    moved = expected.state["sum" if rule.name == "rowwise_adagrad" else "steps"] > 0
+    moved = expected.state["sum" if optimizer.name == "rowwise_adagrad" else "steps"] > 0
     assert 500 < int(moved.sum()) < ROWS
     for name, table in tables.items():
         got = table.read(everything)

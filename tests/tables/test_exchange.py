@@ -17,9 +17,9 @@ SIZES = {"item": (5000, 8), "genre": (7, 3), "user": (400, 5), "small": (11, 4)}
 
 
 def tables(dtype=torch.float64):
-    rules = {"genre": RowwiseAdam(), "small": DenseAdamW(weight_decay=0.1)}
+    optimizers = {"genre": RowwiseAdam(), "small": DenseAdamW(weight_decay=0.1)}
     return [
-        MemoryTable(n, rows, dim, rules.get(n, RowwiseAdagrad()), seed=5, dtype=dtype)
+        MemoryTable(n, rows, dim, optimizers.get(n, RowwiseAdagrad()), seed=5, dtype=dtype)
         for n, (rows, dim) in SIZES.items()
     ]
 
@@ -202,6 +202,6 @@ def test_sixteen_bit_transport_says_its_error(tmp_path, kind, bound):
 def test_one_rank_sends_nothing():
     one = TableCollection(tables())
     lookups = one.lookup(batch_keys(0, 0))
-    assert one.exchange.lane is None and torch.equal(
+    assert one.exchange.communicator is None and torch.equal(
         lookups.route.owned["item"], lookups["item"].unique_U
     )

@@ -15,9 +15,9 @@ from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, Rowwise
 from slipstream.tables.slices import slice_of
 
 
-def hashed(rule=None, dim=4, dtype=torch.float32, **options):
+def hashed(optimizer=None, dim=4, dtype=torch.float32, **options):
     return HashedTable(
-        MemoryTable("item", 16, dim, rule or RowwiseAdagrad(), seed=3, dtype=dtype), **options
+        MemoryTable("item", 16, dim, optimizer or RowwiseAdagrad(), seed=3, dtype=dtype), **options
     )
 
 
@@ -26,9 +26,9 @@ class StaticTwin:
     hashed table keeps.
     """
 
-    def __init__(self, ids, rule, dim, admit_after, max_rows, evict):
+    def __init__(self, ids, optimizer, dim, admit_after, max_rows, evict):
         self.ids, self.admit_after, self.max_rows, self.evict = ids, admit_after, max_rows, evict
-        self.table = MemoryTable("twin", len(ids), dim, rule)
+        self.table = MemoryTable("twin", len(ids), dim, optimizer)
         self.kept = np.zeros(len(ids), dtype=bool)
         self.seen, self.sightings, self.clock = (
             np.zeros(len(ids), np.int64),
@@ -41,7 +41,7 @@ class StaticTwin:
     def reset(self, numbers):
         state = {
             k: v
-            for k, v in self.table.rule.new_state(
+            for k, v in self.table.optimizer.new_state(
                 len(numbers), self.table.dim, torch.float32
             ).items()
             if v.dim()
@@ -77,7 +77,7 @@ class StaticTwin:
 
 
 @pytest.mark.parametrize(
-    ("rule", "admit_after", "max_rows", "evict"),
+    ("optimizer", "admit_after", "max_rows", "evict"),
     [
         (RowwiseAdam(), 1, None, "lru"),
         (RowwiseAdagrad(), 2, 60_000, "lru"),
@@ -86,14 +86,14 @@ class StaticTwin:
     ids=["grows", "admits and evicts lru", "evicts lfu"],
 )
 def test_a_million_ids_over_the_whole_range_equal_the_static_twin(
-    rule, admit_after, max_rows, evict
+    optimizer, admit_after, max_rows, evict
 ):
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2**63 - 1, (1_000_000,), generator=generator).unique()
     table = hashed(
-        rule, admit_after=admit_after, max_rows=max_rows, evict=evict, max_candidates=1 << 30
+        optimizer, admit_after=admit_after, max_rows=max_rows, evict=evict, max_candidates=1 << 30
     )
-    twin = StaticTwin(ids, rule, 4, admit_after, max_rows, evict)
+    twin = StaticTwin(ids, optimizer, 4, admit_after, max_rows, evict)
     order = torch.randperm(len(ids), generator=generator)
     steps = [part.sort().values for part in order.split(40_000)]  # every id is seen
     for numbers in steps:

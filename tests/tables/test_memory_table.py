@@ -59,16 +59,16 @@ def test_rows_are_born_once_and_keep_what_was_written():
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "optimizer",
     [RowwiseAdagrad(), RowwiseAdam(), DenseAdamW(weight_decay=0.1)],
-    ids=lambda rule: rule.name,
+    ids=lambda optimizer: optimizer.name,
 )
-def test_parts_of_a_table_together_are_the_table(rule):
-    whole = MemoryTable("item", 500, 6, rule, seed=4, dtype=torch.float64)
+def test_parts_of_a_table_together_are_the_table(optimizer):
+    whole = MemoryTable("item", 500, 6, optimizer, seed=4, dtype=torch.float64)
     placement = Placement(3)
     parts = [
         MemoryTable(
-            "item", 500, 6, rule, seed=4, dtype=torch.float64, placement=placement, rank=rank
+            "item", 500, 6, optimizer, seed=4, dtype=torch.float64, placement=placement, rank=rank
         )
         for rank in range(3)
     ]
@@ -88,7 +88,7 @@ def test_parts_of_a_table_together_are_the_table(rule):
         for name, value in part.read(mine).state.items():
             assert torch.equal(value, whole.read(mine).state[name])
         copy = MemoryTable(
-            "item", 500, 6, rule, seed=4, dtype=torch.float64, placement=placement, rank=rank
+            "item", 500, 6, optimizer, seed=4, dtype=torch.float64, placement=placement, rank=rank
         )
         copy.load_state_dict(part.state_dict())
         assert torch.equal(copy.gather(mine), part.gather(mine))

@@ -1,4 +1,4 @@
-"""Tables: rows are born by name, move by their rule, and travel with their state."""
+"""Tables: rows are born by name, move by their optimizer, and travel with their state."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from slipstream.tables.row_optimizers import (
     make_row_optimizer,
 )
 
-RULES = [RowwiseAdagrad(), RowwiseAdam(), DenseAdamW(weight_decay=0.1)]
+OPTIMIZERS = [RowwiseAdagrad(), RowwiseAdam(), DenseAdamW(weight_decay=0.1)]
 
 
-def table(rule, name="item", rows=7, dim=3, dtype=torch.float64):
-    return MemoryTable(name, rows, dim, rule, seed=5, init_scale=0.1, dtype=dtype)
+def table(optimizer, name="item", rows=7, dim=3, dtype=torch.float64):
+    return MemoryTable(name, rows, dim, optimizer, seed=5, init_scale=0.1, dtype=dtype)
 
 
 def test_a_row_is_born_from_its_name_alone():
@@ -35,16 +35,16 @@ def test_gather_is_a_copy():
     assert one.weights_ND[1].abs().sum() > 0
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_untouched_rows_move_only_where_the_rule_says_so(rule):
-    one = table(rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_untouched_rows_move_only_where_the_rule_says_so(optimizer):
+    one = table(optimizer)
     keys, grads = torch.tensor([1, 4]), torch.randn(2, 3, dtype=torch.float64)
     one.apply(torch.tensor([2]), torch.ones(1, 3, dtype=torch.float64), 0.1)
     before = one.weights_ND.clone()
     one.apply(keys, grads, 0.1)
     moved = (one.weights_ND != before).any(1)
     assert moved[keys].all()
-    assert bool(moved[2]) == rule.moves_untouched_rows
+    assert bool(moved[2]) == optimizer.updates_untouched_rows
 
 
 def test_dense_adamw_is_torchs():
@@ -85,33 +85,33 @@ def test_rowwise_rules_written_out():
     assert torch.allclose(adam.weights_ND[2], expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_row_travels_with_its_state(rule):
-    here, there = table(rule), table(rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_a_row_travels_with_its_state(optimizer):
+    here, there = table(optimizer), table(optimizer)
     keys, grads = torch.tensor([0, 3]), torch.randn(2, 3, dtype=torch.float64)
     here.apply(keys, grads, 0.1)
     there.write(keys, here.read(keys))
-    if not rule.moves_untouched_rows:
+    if not optimizer.updates_untouched_rows:
         here.apply(keys, grads, 0.1)
         there.apply(keys, grads, 0.1)
     assert torch.equal(here.weights_ND[keys], there.weights_ND[keys])
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_saved_state_restores_exactly_and_refuses_another_table(rule):
-    one, two = table(rule), table(rule)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_saved_state_restores_exactly_and_refuses_another_table(optimizer):
+    one, two = table(optimizer), table(optimizer)
     one.apply(torch.tensor([0, 3]), torch.randn(2, 3, dtype=torch.float64), 0.1)
     two.load_state_dict({name: value.clone() for name, value in one.state_dict().items()})
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name])
     with pytest.raises(SlipstreamError, match="do not fit"):
-        table(rule, rows=8).load_state_dict(one.state_dict())
+        table(optimizer, rows=8).load_state_dict(one.state_dict())
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 @pytest.mark.parametrize("rows", [7, 1000])
-def test_lookup_lends_unique_rows_and_collects_all_gradients(rule, rows):
-    tables = TableCollection([table(rule, rows=rows), table(rule, name="genre", rows=2)])
+def test_lookup_lends_unique_rows_and_collects_all_gradients(optimizer, rows):
+    tables = TableCollection([table(optimizer, rows=rows), table(optimizer, name="genre", rows=2)])
     history, negatives = torch.tensor([5, 1, 5]), torch.tensor([[1, 6], [0, 5]])
     lookups = tables.lookup({"item": [history, negatives], "genre": [torch.tensor([1, 1])]})
     item = lookups["item"]
@@ -121,7 +121,7 @@ def test_lookup_lends_unique_rows_and_collects_all_gradients(rule, rows):
     unique, grads = combine(lookups)["item"]
     dense = torch.zeros(rows, 3, dtype=torch.float64).index_copy_(0, unique, grads)
     assert dense[:7, 0].tolist() == [2, 3, 0, 0, 0, 4, 2]
-    if not rule.moves_untouched_rows:
+    if not optimizer.updates_untouched_rows:
         assert unique.tolist() == [0, 1, 5, 6]
     before = tables["item"].weights_ND.clone()
     tables.apply(lookups, 0.1)

@@ -189,7 +189,7 @@ def test_a_chunk_that_is_left_out_would_be_seen(store, monkeypatch):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"rule": "adamw"}, "moves every row"),
+        ({"optimizer": "adamw"}, "moves every row"),
         ({"tier": "hashed", "admit_after": 2}, "may forget rows"),
     ],
 )

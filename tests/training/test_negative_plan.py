@@ -27,7 +27,9 @@ def store(tmp_path_factory):
 
 def recommender(store, **loss):
     recipe = small_recipe(
-        loss={"negatives": 6, **loss}, sampler={"batch_size": 6}, tables={"rule": "rowwise_adagrad"}
+        loss={"negatives": 6, **loss},
+        sampler={"batch_size": 6},
+        tables={"optimizer": "rowwise_adagrad"},
     )
     return Recommender.build(recipe, store, dtype=torch.float64), TrainingSampler(
         store, recipe.sampler, split=recipe.split, seed=1

@@ -56,11 +56,11 @@ def plain_loss(model, embedding, batch, gathered, temperature):
     return total / count
 
 
-def rowwise_step(rule, weights, grad, touched, memory, lr):
+def rowwise_step(optimizer, weights, grad, touched, memory, lr):
     """Row-wise Adagrad and Adam, one row after the other."""
     for row in touched:
         g = grad[row]
-        if rule == "rowwise_adagrad":
+        if optimizer == "rowwise_adagrad":
             memory.setdefault(row, 0.0)
             memory[row] += float((g**2).mean())
             weights[row] -= lr * g / (memory[row] ** 0.5 + 1e-8)
@@ -71,12 +71,14 @@ def rowwise_step(rule, weights, grad, touched, memory, lr):
             weights[row] -= lr * (m / (1 - 0.9**n)) / ((v / (1 - 0.98**n)) ** 0.5 + 1e-8)
 
 
-@pytest.mark.parametrize("rule", ["adamw", "rowwise_adagrad", "rowwise_adam"])
+@pytest.mark.parametrize("optimizer", ["adamw", "rowwise_adagrad", "rowwise_adam"])
 @pytest.mark.parametrize("kind", ["hstu", "sasrec"])
-def test_training_equals_a_plain_pytorch_loop(store, rule, kind):
+def test_training_equals_a_plain_pytorch_loop(store, optimizer, kind):
     optimizer_section = {"lr": 0.01, "weight_decay": 0.1, "clip_norm": 0.5, "warmup_steps": 2}
     recipe = small_recipe(
-        model={"kind": kind}, tables={"rule": rule, "lr": 0.02}, optimizer=optimizer_section
+        model={"kind": kind},
+        tables={"optimizer": optimizer, "lr": 0.02},
+        optimizer=optimizer_section,
     )
     ours, plain = (Recommender.build(recipe, store, torch.float64) for _ in range(2))
     embedding = torch.nn.Embedding.from_pretrained(
@@ -98,7 +100,7 @@ def test_training_equals_a_plain_pytorch_loop(store, rule, kind):
         torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
         dense.param_groups[0]["lr"], rows.param_groups[0]["lr"] = 0.01 * factor, 0.02 * factor
         dense.step()
-        if rule == "adamw":
+        if optimizer == "adamw":
             rows.step()
         else:
             touched = (
@@ -108,7 +110,12 @@ def test_training_equals_a_plain_pytorch_loop(store, rule, kind):
             )
             with torch.no_grad():
                 rowwise_step(
-                    rule, embedding.weight, embedding.weight.grad, touched, memory, 0.02 * factor
+                    optimizer,
+                    embedding.weight,
+                    embedding.weight.grad,
+                    touched,
+                    memory,
+                    0.02 * factor,
                 )
         summed, count = train_step(ours, optimizer, batch, step, STEPS)
         assert summed / count == pytest.approx(float(loss.detach()), rel=1e-9)
@@ -142,7 +149,7 @@ LOSSES = [
     {"loss": {"kind": "sampled_softmax"}},
     {"loss": {"kind": "sampled_softmax", "sampling": "popularity"}},
     {"loss": {"kind": "shared_softmax", "sampling": "popularity"}},
-    {"loss": {"kind": "full_softmax"}, "tables": {"rule": "adamw"}},
+    {"loss": {"kind": "full_softmax"}, "tables": {"optimizer": "adamw"}},
     {"loss": {"kind": "bce", "negatives": 9, "normalize": False, "temperature": 1.0}},
     RANKING,
 ]

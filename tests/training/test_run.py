@@ -97,7 +97,7 @@ RANKING = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"model": {"kind": "fuxi"}, "tables": {"rule": "adamw"}}, RANKING]
+    "changes", [{}, {"model": {"kind": "fuxi"}, "tables": {"optimizer": "adamw"}}, RANKING]
 )
 def test_a_lengthened_run_ends_where_the_long_run_ends(store, tmp_path, changes):
     short, long = (
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_another_model_is_refused(store, tmp_path):
     newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
     for changes in (
         {"model": {"blocks": 2}},
-        {"tables": {"rule": "adamw"}},
+        {"tables": {"optimizer": "adamw"}},
         {"item_features": ["genre"]},
     ):
         with pytest.raises(SlipstreamError, match="written by another model"):
@@ -306,7 +306,7 @@ def test_training_in_a_thread_needs_no_signals(store, tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):
     recipe = small_recipe(
-        tables={"rule": "rowwise_adagrad", "lr": 1e38},
+        tables={"optimizer": "rowwise_adagrad", "lr": 1e38},
         loss={"normalize": False},
         train={"max_steps": 9, "epochs": 50},
     )

@@ -24,7 +24,7 @@ from tests.support.training_fixtures import small_recipe, small_store
 def recipe_of(schedule, **train_options):
     options = {"schedule": schedule, "epochs": 4, "checkpoint_every": 3, **train_options}
     return small_recipe(
-        tables={"rule": "rowwise_adam"},
+        tables={"optimizer": "rowwise_adam"},
         optimizer={"decay": "cosine", "warmup_steps": 3},
         train=options,
     )
@@ -166,6 +166,6 @@ def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
 
 
 def test_a_dense_table_rule_is_refused(store, tmp_path):
-    recipe = small_recipe(tables={"rule": "adamw"}, train={"schedule": "nested"})
+    recipe = small_recipe(tables={"optimizer": "adamw"}, train={"schedule": "nested"})
     with pytest.raises(SlipstreamError, match="moves rows that no batch touched"):
         train(recipe, store, tmp_path / "run", quiet=True)

@@ -72,9 +72,11 @@ class RowBuffer:
             0, places_O
         )
 
-    def move(self, rule: RowOptimizer, grads_UD: torch.Tensor, lr: float) -> None:
+    def move(self, optimizer: RowOptimizer, grads_UD: torch.Tensor, lr: float) -> None:
         """One optimiser step of all rows."""
-        rule.update_(self.weights_UD, self.state, torch.arange(self.keys_U.numel()), grads_UD, lr)
+        optimizer.update_(
+            self.weights_UD, self.state, torch.arange(self.keys_U.numel()), grads_UD, lr
+        )
 
     def rows(self) -> Rows:
         return Rows(self.weights_UD, self.state)

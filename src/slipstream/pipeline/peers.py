@@ -66,8 +66,8 @@ class Peers:
                 (self.keys, self.rows, self.gradients),
                 strict=True,
             ):
-                if twin.lane is not None:
-                    self.wires.setdefault(lane, []).append(twin.lane)
+                if twin.communicator is not None:
+                    self.wires.setdefault(lane, []).append(twin.communicator)
         if replicas > 1:
             self._replica_keys = wire(copies, Lane.NETWORK)
             self._replica_sums = SummedGradients(wire(copies, Lane.GRADIENTS))

@@ -20,11 +20,12 @@ def refuse(schedule: Schedule, work: Work, tables: Mapping[str, EmbeddingTable])
             "samples such as sampled_softmax"
         )
     for table in tables.values():
-        if table.rule.moves_untouched_rows:
+        if table.optimizer.updates_untouched_rows:
             raise SlipstreamError(
-                f"schedule '{schedule.name}' keeps the rows of a step in a buffer, but rule "
-                f"'{table.rule.name}' of table "
-                f"'{table.name}' moves rows that no batch touched; use tables.rule=rowwise_adam "
+                f"schedule '{schedule.name}' keeps the rows of a step in a buffer, but optimizer "
+                f"'{table.optimizer.name}' of table "
+                f"'{table.name}' moves rows that no batch touched; use "
+                "tables.optimizer=rowwise_adam "
                 "or rowwise_adagrad, or the plain "
                 "loop (train.schedule=synchronous)"
             )

@@ -8,7 +8,7 @@ tables and its exchange.
                 save()
 
 Every step's rows live in a buffer of its own (`RowBuffer`): retrieved ahead, made current by copies
-from the buffers before, lent, moved by the tables' own rule, written back. Gradients of
+from the buffers before, lent, moved by the tables' own optimizer, written back. Gradients of
 micro-batches are summed at the owner in the micro-batches' order, so the result does not depend on
 when anything ran.
 """
@@ -354,7 +354,7 @@ class Pipeline:
         for name, buffer in now.buffers.items():
             if self.schedule.staleness:
                 now.before[name] = buffer.weights_UD.clone()
-            buffer.move(self.tables[name].rule, now.grads.pop(name), lr)
+            buffer.move(self.tables[name].optimizer, now.grads.pop(name), lr)
 
     def _write(self, step: int, micro: int) -> None:
         for name, buffer in self._steps[step].buffers.items():

@@ -1,8 +1,8 @@
-"""A lane: one process group with buffers of its own, over which ranks swap uneven messages.
+"""A communicator: one process group with buffers of its own, over which ranks swap uneven messages.
 
 One message per peer and per swap, whatever it holds; the buffers grow to the largest message and
-stay. A lane carries one swap at a time: work that should overlap takes lanes on different groups
-(`Communicator(other_group)`), each used by one thread.
+stay. A communicator carries one swap at a time: work that should overlap takes communicators on
+different groups (`Communicator(other_group)`), each used by one thread.
 """
 
 import math
@@ -38,8 +38,8 @@ class Communicator:
     def swap(
         self, sent: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], purpose: str
     ) -> torch.Tensor:
-        """One message to and from every rank; the answer lies in the lane's buffer until the next
-        swap of this purpose.
+        """One message to and from every rank; the answer lies in the communicator's buffer until
+        the next swap of this purpose.
         """
         received = self.buffer(purpose, sum(receive_sizes), sent.dtype)
         width = sent.dtype.itemsize

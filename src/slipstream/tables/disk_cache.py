@@ -1,5 +1,5 @@
-"""The rows of a disk table that are in memory now: weights and state in slots, so that a rule moves
-them in place.
+"""The rows of a disk table that are in memory now: weights and state in slots, so that a optimizer
+moves them in place.
 
 The cache knows nothing of files. It says which rows it has, hands out slots for new ones and names
 those that must leave; dirty ones among these are the caller's to write back before their slots are
@@ -28,7 +28,7 @@ class RowCache:
         name: str,
         budget: int,
         record_bytes: int,
-        rule: RowOptimizer,
+        optimizer: RowOptimizer,
         dim: int,
         dtype: torch.dtype,
     ) -> None:
@@ -41,7 +41,7 @@ class RowCache:
         self.weights_CD = lazy_zeros(self.capacity, dim, dtype=dtype)
         self.state: State = {
             entry: value
-            for entry, value in rule.new_state(self.capacity, dim, dtype, lazy_zeros).items()
+            for entry, value in optimizer.new_state(self.capacity, dim, dtype, lazy_zeros).items()
             if value.dim() > 0
         }
         self.dirty_C = torch.zeros(self.capacity, dtype=torch.bool)

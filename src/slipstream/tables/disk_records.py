@@ -33,8 +33,8 @@ class Field:
 class RecordFormat:
     """A record is the weights, then each entry of state, rounded up to eight bytes."""
 
-    def __init__(self, rule: RowOptimizer, dim: int, dtype: torch.dtype) -> None:
-        entries = {"": torch.zeros(1, dim, dtype=dtype), **row_state(rule, dim, dtype)}
+    def __init__(self, optimizer: RowOptimizer, dim: int, dtype: torch.dtype) -> None:
+        entries = {"": torch.zeros(1, dim, dtype=dtype), **row_state(optimizer, dim, dtype)}
         self.fields, at = [], 0
         for name, one in entries.items():
             self.fields.append(

@@ -1,10 +1,10 @@
 """The disk tier: a table larger than memory.
 
 Rows lie in files (`disk_files.py`), read by a team of waiting threads; a write-back cache of
-`cache_bytes` holds those in use, and rules move them there. `flush` makes all rows last; a process
-killed at any moment leaves the table as of its last flush. Files are read with the table unlocked,
-so one thread may fetch rows while another trains; which row may be fetched when is the schedule's
-business.
+`cache_bytes` holds those in use, and optimizers move them there. `flush` makes all rows last; a
+process killed at any moment leaves the table as of its last flush. Files are read with the table
+unlocked, so one thread may fetch rows while another trains; which row may be fetched when is the
+schedule's business.
 """
 
 import threading
@@ -25,7 +25,7 @@ from slipstream.tables.embedding_table import (
     Rows,
     check_keys,
     first_rows,
-    refuse_dense_rule,
+    refuse_dense_optimizer,
     saved_touched,
     write_saved,
 )
@@ -63,7 +63,7 @@ class DiskTable:
         name: str,
         num_rows: int,
         dim: int,
-        rule: RowOptimizer,
+        optimizer: RowOptimizer,
         directory: str | Path,
         *,
         cache_bytes: int = 1 << 30,
@@ -82,10 +82,10 @@ class DiskTable:
             )
         if readers < 1:
             raise ValueError(f"readers must be at least 1, got {readers}")
-        refuse_dense_rule(name, rule, "disk")
-        self.name, self.dim, self.rule, self.dtype = name, dim, rule, dtype
+        refuse_dense_optimizer(name, optimizer, "disk")
+        self.name, self.dim, self.optimizer, self.dtype = name, dim, optimizer, dtype
         self.seed, self.init_scale, self.readers, self.forgets = seed, init_scale, readers, False
-        self._format = RecordFormat(rule, dim, dtype)
+        self._format = RecordFormat(optimizer, dim, dtype)
         placement = placement or Placement(1)
         self._numbers: Numbers = (
             PlainNumbers(num_rows)
@@ -96,7 +96,7 @@ class DiskTable:
             "name": name,
             "dim": dim,
             "dtype": str(dtype).removeprefix("torch."),
-            "rule": rule.name,
+            "optimizer": optimizer.name,
             "seed": seed,
         }
         spec |= {
@@ -106,7 +106,7 @@ class DiskTable:
         }
         if not numbered:
             spec["num_rows"] = num_rows
-        self._cache = RowCache(name, cache_bytes, self._format.bytes, rule, dim, dtype)
+        self._cache = RowCache(name, cache_bytes, self._format.bytes, optimizer, dim, dtype)
         self._files = RecordFiles(
             Path(directory),
             spec,
@@ -162,7 +162,7 @@ class DiskTable:
             with self._lock:
                 slots = self._enter(keys)
                 order = slots.argsort()
-                self.rule.update_(
+                self.optimizer.update_(
                     self._cache.weights_CD, self._cache.state, slots[order], grads[order], lr
                 )
                 self._cache.dirty_C[slots] = True
@@ -310,7 +310,7 @@ class DiskTable:
         return rows
 
     def _newborn(self, keys_U: torch.Tensor) -> Rows:
-        state = self.rule.new_state(keys_U.numel(), self.dim, self.dtype)
+        state = self.optimizer.new_state(keys_U.numel(), self.dim, self.dtype)
         weights_UD = first_rows(self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype)
         return Rows(weights_UD, {entry: value for entry, value in state.items() if value.dim() > 0})
 

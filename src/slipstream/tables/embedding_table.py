@@ -44,7 +44,7 @@ class EmbeddingTable(Protocol):
     def dim(self) -> int: ...
 
     @property
-    def rule(self) -> RowOptimizer: ...
+    def optimizer(self) -> RowOptimizer: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -133,18 +133,21 @@ def check_keys(name: str, num_rows: int | None, keys_U: torch.Tensor) -> None:
         )
 
 
-def row_state(rule: RowOptimizer, dim: int, dtype: torch.dtype) -> State:
+def row_state(optimizer: RowOptimizer, dim: int, dtype: torch.dtype) -> State:
     """One untrained row's state by name, each with a leading axis of one: what travels with a row
-    under this rule.
+    under this optimizer.
     """
-    return {name: value for name, value in rule.new_state(1, dim, dtype).items() if value.dim() > 0}
+    return {
+        name: value for name, value in optimizer.new_state(1, dim, dtype).items() if value.dim() > 0
+    }
 
 
-def refuse_dense_rule(name: str, rule: RowOptimizer, tier: str) -> None:
-    """Tiers that hold only some rows cannot serve a rule that moves all of them."""
-    if rule.moves_untouched_rows:
+def refuse_dense_optimizer(name: str, optimizer: RowOptimizer, tier: str) -> None:
+    """Tiers that hold only some rows cannot serve a optimizer that moves all of them."""
+    if optimizer.updates_untouched_rows:
         raise SlipstreamError(
-            f"rule '{rule.name}' moves every row of table '{name}' at every step, which a {tier} "
+            f"optimizer '{optimizer.name}' moves every row of table '{name}' at every step, which "
+            f"a {tier} "
             "table cannot do; "
             "use rowwise_adam or rowwise_adagrad, or tables.tier=memory"
         )
@@ -153,7 +156,7 @@ def refuse_dense_rule(name: str, rule: RowOptimizer, tier: str) -> None:
 def saved_touched(tier: EmbeddingTable) -> State:
     """The touched rows as flat tensors: `keys`, `weights`, `state.…`."""
     parts = list(tier.touched())
-    state = row_state(tier.rule, tier.dim, tier.dtype) if not parts else parts[0][1].state
+    state = row_state(tier.optimizer, tier.dim, tier.dtype) if not parts else parts[0][1].state
     saved = {
         "keys": torch.cat([keys_U for keys_U, _ in parts] or [torch.zeros(0, dtype=torch.int64)]),
         "weights": torch.cat(
@@ -172,7 +175,7 @@ def write_saved(tier: EmbeddingTable, saved: State) -> None:
     expected: dict[str, tuple[int, ...]] = {"weights": (tier.dim,)}
     expected |= {
         f"state.{name}": tuple(one.shape[1:])
-        for name, one in row_state(tier.rule, tier.dim, tier.dtype).items()
+        for name, one in row_state(tier.optimizer, tier.dim, tier.dtype).items()
     }
     for name, shape in expected.items():
         if (
@@ -182,7 +185,7 @@ def write_saved(tier: EmbeddingTable, saved: State) -> None:
         ):
             raise SlipstreamError(
                 f"the saved rows of table '{tier.name}' do not fit: this table has rows of "
-                f"{tier.dim} with rule {tier.rule.name}; "
+                f"{tier.dim} with optimizer {tier.optimizer.name}; "
                 "use the recipe it was trained with"
             )
     state = {

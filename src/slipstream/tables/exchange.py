@@ -8,8 +8,8 @@ group.
 
 With one rank the same verbs send nothing. Rows that only the lists named in `half_lists`
 (negatives) ask for travel in 16 bits, and so do their gradients; a key that any other list names
-too travels exactly, once. A table whose rule moves every row is small by its own word: each rank
-keeps it whole, lookups stay local and its gradients are summed over the ranks.
+too travels exactly, once. A table whose optimizer moves every row is small by its own word: each
+rank keeps it whole, lookups stay local and its gradients are summed over the ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -99,13 +99,15 @@ class Exchange:
         half_lists: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
         self.tables, self.half_lists = dict(tables), dict(half_lists or {})
-        self.lane = (
+        self.communicator = (
             None if group is None or dist.get_world_size(group) == 1 else Communicator(group)
         )
-        self.placement = Placement(1 if self.lane is None else self.lane.world)
-        self.rank = 0 if self.lane is None else self.lane.rank
+        self.placement = Placement(1 if self.communicator is None else self.communicator.world)
+        self.rank = 0 if self.communicator is None else self.communicator.rank
         self._sharded = [
-            name for name, table in self.tables.items() if not table.rule.moves_untouched_rows
+            name
+            for name, table in self.tables.items()
+            if not table.optimizer.updates_untouched_rows
         ]
         self._columns = [
             Column(name, half)
@@ -120,16 +122,16 @@ class Exchange:
         )
 
     def replicates(self, name: str) -> bool:
-        """Whether every rank keeps a table whole because its rule moves all rows."""
+        """Whether every rank keeps a table whole because its optimizer moves all rows."""
         return name not in self._sharded
 
     def keeps_whole(self, name: str) -> bool:
         """Whether this rank holds all rows of a table."""
-        return self.lane is None or self.replicates(name)
+        return self.communicator is None or self.replicates(name)
 
     def on(self, group: dist.ProcessGroup) -> "Exchange":
-        """The same exchange over another process group of the same ranks: a lane of its own, for
-        another thread.
+        """The same exchange over another process group of the same ranks: a communicator of its
+        own, for another thread.
         """
         return Exchange(
             self.tables, group, transport=self.transport.kind, half_lists=self.half_lists
@@ -142,7 +144,7 @@ class Exchange:
         asked = {
             name: self._distinct(self.tables[name], list(lists)) for name, lists in keys.items()
         }
-        if self.lane is None:
+        if self.communicator is None:
             return Route({name: each.unique_U for name, each in asked.items()}, asked)
         nothing = torch.empty(0, dtype=torch.int64)
         grouped, sent_CW, sent_keys = [], [], []
@@ -155,9 +157,9 @@ class Exchange:
         sent_WC = (
             torch.stack(sent_CW, dim=1)
             if sent_CW
-            else torch.empty(self.lane.world, 0, dtype=torch.int64)
+            else torch.empty(self.communicator.world, 0, dtype=torch.int64)
         )
-        received_WC = self.lane.swap_counts(sent_WC).tolist()
+        received_WC = self.communicator.swap_counts(sent_WC).tolist()
         route = Route({}, {}, sent_WC.tolist(), received_WC)
         arrived = self._swap_keys(route, sent_keys)
         for name in self.tables:
@@ -178,7 +180,7 @@ class Exchange:
         tensors. Collective.
         """
         rows = dict(owned_rows)
-        if self.lane is not None:
+        if self.communicator is not None:
             sent = [
                 (rows[column.table], _known(route, column).places[column.half])
                 for column in self._columns
@@ -199,7 +201,7 @@ class Exchange:
         """The gradients of all askers at their rows' owners: per table the owned keys and their
         summed gradients. Collective.
         """
-        if self.lane is None:
+        if self.communicator is None:
             return {name: (lookup.unique_U, gradient(lookup)) for name, lookup in lookups.items()}
         grads = {name: gradient(lookups[name]) for name in self._sharded}
         sent = [
@@ -216,7 +218,7 @@ class Exchange:
             elif name in lookups:
                 collected[name] = (
                     lookups[name].unique_U,
-                    self.lane.sum_(gradient(lookups[name]).contiguous()),
+                    self.communicator.sum_(gradient(lookups[name]).contiguous()),
                 )
         return collected
 
@@ -238,7 +240,7 @@ class Exchange:
         for keys in lists:
             check_keys(table.name, table.num_rows, keys)
         if (
-            table.rule.moves_untouched_rows
+            table.optimizer.updates_untouched_rows
         ):  # the update reads every row anyway, so the keys are their own places
             assert table.num_rows is not None
             return KeyRequest(torch.arange(table.num_rows), lists)
@@ -258,15 +260,15 @@ class Exchange:
         return order_P if places_P is None else places_P.index_select(0, order_P), counts_W
 
     def _swap_keys(self, route: Route, keys: list[torch.Tensor]) -> list[torch.Tensor]:
-        assert self.lane is not None
+        assert self.communicator is not None
         widths = [1] * len(self._columns)
-        sent = self.lane.buffer("keys out", sum(map(sum, route.sent_WC)), torch.int64)
+        sent = self.communicator.buffer("keys out", sum(map(sum, route.sent_WC)), torch.int64)
         splits = [
             keys[c].split([row[c] for row in route.sent_WC]) for c in range(len(self._columns))
         ]
         for w, c, part in segments(sent, route.sent_WC, widths):
             part.copy_(splits[c][w])
-        received = self.lane.swap(
+        received = self.communicator.swap(
             sent,
             [sum(row) for row in route.sent_WC],
             [sum(row) for row in route.received_WC],
@@ -311,20 +313,20 @@ class Exchange:
         """Send rows (source_ND at index_R, rank after rank) and receive others', as [sum over
         ranks, dim] per column.
         """
-        assert self.lane is not None
+        assert self.communicator is not None
         of_column = [self.tables[self._columns[c].table] for c in columns]
         widths = [table.dim for table in of_column]
         sizes_out, sizes_in = (
             [sum(n * width for n, width in zip(row, widths, strict=True)) for row in counts_WC]
             for counts_WC in (send_WC, receive_WC)
         )
-        flat = self.lane.buffer("rows out", sum(sizes_out), transport.wide)
+        flat = self.communicator.buffer("rows out", sum(sizes_out), transport.wide)
         indices = [
             index_R.split([row[c] for row in send_WC]) for c, (_, index_R) in enumerate(sent)
         ]
         for w, c, part in segments(flat, send_WC, widths):
             part.view(-1, widths[c]).copy_(sent[c][0].detach().index_select(0, indices[c][w]))
-        received = transport.swap(self.lane, flat, sizes_out, sizes_in, kind)
+        received = transport.swap(self.communicator, flat, sizes_out, sizes_in, kind)
         parts = by_column(received, receive_WC, widths)
         return [
             part.view(-1, table.dim).to(table.dtype)

@@ -23,7 +23,7 @@ def make_table(
     name: str,
     num_rows: int | None,
     dim: int,
-    rule: RowOptimizer,
+    optimizer: RowOptimizer,
     *,
     seed: int = 0,
     init_scale: float = 0.035,
@@ -57,17 +57,19 @@ def make_table(
     files: dict[str, Any] = {"cache_bytes": cache_bytes, "read_rate": read_rate}
     if tier == "hashed":
         ground: Ground = (
-            MemoryTable(name, _FIRST_ROWS, dim, rule, **common)
+            MemoryTable(name, _FIRST_ROWS, dim, optimizer, **common)
             if place is None
-            else DiskTable(name, _FIRST_ROWS, dim, rule, place, numbered=True, **common, **files)
+            else DiskTable(
+                name, _FIRST_ROWS, dim, optimizer, place, numbered=True, **common, **files
+            )
         )
         return HashedTable(
             ground, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict
         )
     assert num_rows is not None
     if tier == "memory":
-        return MemoryTable(name, num_rows, dim, rule, placement=placement, rank=rank, **common)
+        return MemoryTable(name, num_rows, dim, optimizer, placement=placement, rank=rank, **common)
     assert place is not None
     return DiskTable(
-        name, num_rows, dim, rule, place, placement=placement, rank=rank, **common, **files
+        name, num_rows, dim, optimizer, place, placement=placement, rank=rank, **common, **files
     )

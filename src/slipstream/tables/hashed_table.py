@@ -22,7 +22,7 @@ from slipstream.tables.embedding_table import (
     Rows,
     check_keys,
     first_rows,
-    refuse_dense_rule,
+    refuse_dense_optimizer,
     row_state,
     saved_touched,
     write_saved,
@@ -86,7 +86,7 @@ class HashedTable:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         if evict not in ("lru", "lfu"):
             raise ValueError(f"evict must be lru or lfu, got {evict!r}")
-        refuse_dense_rule(ground.name, ground.rule, "hashed")
+        refuse_dense_optimizer(ground.name, ground.optimizer, "hashed")
         self.ground, self.num_rows = ground, num_rows
         self.admit_after, self.max_rows, self.evict, self.max_candidates = (
             admit_after,
@@ -108,8 +108,8 @@ class HashedTable:
         return self.ground.dim
 
     @property
-    def rule(self) -> RowOptimizer:
-        return self.ground.rule
+    def optimizer(self) -> RowOptimizer:
+        return self.ground.optimizer
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,7 +177,8 @@ class HashedTable:
             self._candidates.erase(keys_U[new_U])
             slots_U[new_U] = self._admit(keys_U[new_U], bear=False)
             state = {
-                entry: rows.state[entry] for entry in row_state(self.rule, self.dim, self.dtype)
+                entry: rows.state[entry]
+                for entry in row_state(self.optimizer, self.dim, self.dtype)
             }
             self.ground.write(slots_U, Rows(rows.weights_UD, state))
             if (
@@ -346,7 +347,7 @@ class HashedTable:
         )
 
     def _newborn(self, ids_U: torch.Tensor) -> Rows:
-        state = self.rule.new_state(ids_U.numel(), self.dim, self.dtype)
+        state = self.optimizer.new_state(ids_U.numel(), self.dim, self.dtype)
         return Rows(
             self._first_rows(ids_U),
             {entry: value for entry, value in state.items() if value.dim() > 0},

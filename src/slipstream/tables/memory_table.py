@@ -29,8 +29,8 @@ __all__ = ["MemoryTable", "Rows", "first_rows"]
 
 
 class MemoryTable:
-    """Rows 0 … num_rows - 1 of width `dim` with the state of their rule; with a `placement` only
-    those this rank owns.
+    """Rows 0 … num_rows - 1 of width `dim` with the state of their optimizer; with a `placement`
+    only those this rank owns.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class MemoryTable:
         name: str,
         num_rows: int,
         dim: int,
-        rule: RowOptimizer,
+        optimizer: RowOptimizer,
         *,
         seed: int = 0,
         init_scale: float = 0.035,
@@ -50,7 +50,13 @@ class MemoryTable:
             raise ValueError(
                 f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
             )
-        self.name, self.num_rows, self.dim, self.rule, self.dtype = name, num_rows, dim, rule, dtype
+        self.name, self.num_rows, self.dim, self.optimizer, self.dtype = (
+            name,
+            num_rows,
+            dim,
+            optimizer,
+            dtype,
+        )
         self.seed, self.init_scale, self.forgets = seed, init_scale, False
         part = None if placement is None or placement.world == 1 else placement.slices(rank)
         self._layout = None if part is None else SliceLayout(num_rows, *part)
@@ -97,10 +103,10 @@ class MemoryTable:
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
         with self._birth:
-            if self.rule.moves_untouched_rows:
+            if self.optimizer.updates_untouched_rows:
                 self._bear_all()
             self._bear(keys_U, places_U)
-            self.rule.update_(self._weights_ND, self.state, places_U, grads_UD, lr)
+            self.optimizer.update_(self._weights_ND, self.state, places_U, grads_UD, lr)
 
     def read(self, keys_U: torch.Tensor) -> Rows:
         """Rows with their state, copied."""
@@ -142,7 +148,7 @@ class MemoryTable:
         """As if new."""
         with self._birth:
             self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
-            self.state = self.rule.new_state(self._held, self.dim, self.dtype, lazy_zeros)
+            self.state = self.optimizer.new_state(self._held, self.dim, self.dtype, lazy_zeros)
             self._born, self._all_born = RowMarks(self._held), False
 
     def close(self) -> None:
@@ -158,7 +164,7 @@ class MemoryTable:
             )
         old = [self._weights_ND, *self._row_state().values()]
         with self._birth:
-            new_state = self.rule.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
+            new_state = self.optimizer.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
             self._weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
             self._born, self._all_born = self._born.extended(num_rows), False
             self.state = {
@@ -198,7 +204,8 @@ class MemoryTable:
             raise SlipstreamError(
                 f"the saved rows of table '{self.name}' do not fit: this table has "
                 f"{self.num_rows} rows of {self.dim} "
-                f"with rule {self.rule.name}; use the recipe and the store it was trained with"
+                f"with optimizer {self.optimizer.name}; use the recipe and the store it was "
+                "trained with"
             )
         for name, value in mine.items():
             value.copy_(saved[name])

@@ -51,16 +51,18 @@ class SummedGradients:
 
     lr_factor = 1.0
 
-    def __init__(self, lane: Communicator, whole_tables: frozenset[str] = frozenset()) -> None:
-        self.lane, self.whole_tables = lane, whole_tables
+    def __init__(
+        self, communicator: Communicator, whole_tables: frozenset[str] = frozenset()
+    ) -> None:
+        self.communicator, self.whole_tables = communicator, whole_tables
 
     def before_update(self, gradients: Gradients) -> Gradients:
         names = [name for name in gradients if name not in self.whole_tables]
-        everyone = self.lane.share([part for name in names for part in gradients[name]])
+        everyone = self.communicator.share([part for name in names for part in gradients[name]])
         summed: Gradients = {}
         for name, (keys_O, grads_OD) in gradients.items():
             if name in self.whole_tables:
-                summed[name] = (keys_O, self.lane.sum_(grads_OD.contiguous()))
+                summed[name] = (keys_O, self.communicator.sum_(grads_OD.contiguous()))
                 continue
             at = 2 * names.index(name)
             union_U, inverse_T = unique_keys(torch.cat([each[at] for each in everyone]))
@@ -80,16 +82,21 @@ class AveragedWeights:
     groups.
     """
 
-    def __init__(self, lane: Communicator, every: int, lr_factor: float = 1.0) -> None:
+    def __init__(self, communicator: Communicator, every: int, lr_factor: float = 1.0) -> None:
         if every < 1:
             raise ValueError(f"replicas are averaged every 1, 2, … steps, got {every}")
-        self.lane, self.every, self.lr_factor, self._since = lane, every, lr_factor, 0
+        self.communicator, self.every, self.lr_factor, self._since = (
+            communicator,
+            every,
+            lr_factor,
+            0,
+        )
         self._touched: dict[str, list[torch.Tensor]] = {}
 
     def before_update(self, gradients: Gradients) -> Gradients:
         """This group's own mean gradient: what it holds is its share of the mean over all groups."""
         return {
-            name: (keys_O, grads_OD * self.lane.world)
+            name: (keys_O, grads_OD * self.communicator.world)
             for name, (keys_O, grads_OD) in gradients.items()
         }
 
@@ -108,10 +115,11 @@ class AveragedWeights:
         nothing = torch.empty(0, dtype=torch.int64)
         mine = [torch.cat([nothing, *self._touched.get(name, [])]).unique() for name in tables]
         unions = [
-            torch.cat(list(keys)).unique() for keys in zip(*self.lane.share(mine), strict=True)
+            torch.cat(list(keys)).unique()
+            for keys in zip(*self.communicator.share(mine), strict=True)
         ]
         rows = [table.read(keys_U) for table, keys_U in zip(tables.values(), unions, strict=True)]
-        everyone = self.lane.share(
+        everyone = self.communicator.share(
             [part for each in rows for part in (each.weights_UD, *each.state.values())]
         )
         merged = iter([_mean(list(versions)) for versions in zip(*everyone, strict=True)])
@@ -126,14 +134,14 @@ def _mean(versions: list[torch.Tensor]) -> torch.Tensor:
     return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
 
-def rescaled_for_averaging(rule: RowOptimizer, groups: int) -> tuple[RowOptimizer, float]:
+def rescaled_for_averaging(optimizer: RowOptimizer, groups: int) -> tuple[RowOptimizer, float]:
     """Row-wise Adagrad as 2D sparse parallelism runs it, lr / (sqrt(sum / groups) + eps), as a
-    plain rule and a factor of lr.
+    plain optimizer and a factor of lr.
 
     A group's own gradient is noisier than the mean over the groups, so its accumulator grows about
     `groups` times as fast; dividing it restores the step. It equals lr * sqrt(groups) / (sqrt(sum)
-    + eps * sqrt(groups)). Other rules stay as they are.
+    + eps * sqrt(groups)). Other optimizers stay as they are.
     """
-    if not isinstance(rule, RowwiseAdagrad):
-        return rule, 1.0
-    return replace(rule, eps=rule.eps * math.sqrt(groups)), math.sqrt(groups)
+    if not isinstance(optimizer, RowwiseAdagrad):
+        return optimizer, 1.0
+    return replace(optimizer, eps=optimizer.eps * math.sqrt(groups)), math.sqrt(groups)

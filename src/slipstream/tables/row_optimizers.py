@@ -1,9 +1,10 @@
-"""How a row moves: the optimiser rules of embedding tables.
+"""How a row moves: the optimiser optimizers of embedding tables.
 
-A rule owns the names and shapes of its state and one in-place update. Row-wise rules touch only the
-rows a batch used, so a step costs what the batch costs, not what the table weighs. `AdamW` is the
-dense rule for small tables: its momentum and decay move every row at every step, and it says so
-(`moves_untouched_rows`), because a schedule that keeps rows elsewhere must know.
+A optimizer owns the names and shapes of its state and one in-place update. Row-wise optimizers
+touch only the rows a batch used, so a step costs what the batch costs, not what the table weighs.
+`AdamW` is the dense optimizer for small tables: its momentum and decay move every row at every
+step, and it says so (`updates_untouched_rows`), because a schedule that keeps rows elsewhere must
+know.
 """
 
 from collections.abc import Callable
@@ -23,13 +24,13 @@ Zeros = Callable[
 
 
 class RowOptimizer(Protocol):
-    """An optimiser rule over the rows of one table."""
+    """An optimiser optimizer over the rows of one table."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def moves_untouched_rows(self) -> bool: ...
+    def updates_untouched_rows(self) -> bool: ...
 
     def new_state(
         self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros
@@ -59,7 +60,7 @@ class RowwiseAdagrad:
 
     eps: float = 1e-8
     name: str = "rowwise_adagrad"
-    moves_untouched_rows: bool = False
+    updates_untouched_rows: bool = False
 
     def new_state(
         self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros
@@ -86,7 +87,7 @@ class RowwiseAdam:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     name: str = "rowwise_adam"
-    moves_untouched_rows: bool = False
+    updates_untouched_rows: bool = False
 
     def new_state(
         self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros
@@ -121,7 +122,7 @@ class DenseAdamW:
     eps: float = 1e-8
     weight_decay: float = 0.0
     name: str = "adamw"
-    moves_untouched_rows: bool = True
+    updates_untouched_rows: bool = True
 
     def new_state(
         self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros
@@ -161,7 +162,7 @@ class DenseAdamW:
 def make_row_optimizer(
     name: str, *, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
 ) -> RowOptimizer:
-    """The rule a recipe names."""
+    """The optimizer a recipe names."""
     if name == "rowwise_adagrad":
         return RowwiseAdagrad(eps=eps)
     if name == "rowwise_adam":
@@ -169,6 +170,6 @@ def make_row_optimizer(
     if name == "adamw":
         return DenseAdamW(betas=betas, eps=eps, weight_decay=weight_decay)
     raise SlipstreamError(
-        "unknown table rule "
+        "unknown table optimizer "
         f"'{name}'{did_you_mean(name, ('rowwise_adagrad', 'rowwise_adam', 'adamw'))}"
     )

@@ -63,7 +63,7 @@ class Transport:
 
     def swap(
         self,
-        lane: Communicator,
+        communicator: Communicator,
         flat: torch.Tensor,
         sizes_out: list[int],
         sizes_in: list[int],
@@ -72,8 +72,8 @@ class Transport:
         """Swap a buffer of `wide` values; returns `wide` values."""
         narrow = KINDS[self.kind]
         if narrow is None:
-            return lane.swap(flat, sizes_out, sizes_in, kind)
-        packed = lane.buffer("narrow out", flat.numel() + len(sizes_out), narrow)
+            return communicator.swap(flat, sizes_out, sizes_in, kind)
+        packed = communicator.buffer("narrow out", flat.numel() + len(sizes_out), narrow)
         error = self.errors.setdefault(kind, TransportError())
         for message, values in _messages(packed, flat, sizes_out):
             exponent = _exponent(values) if self.kind == "fp16" else 0
@@ -82,8 +82,10 @@ class Transport:
                 half_rounded(values) if self.kind == "half" else values * 2.0**exponent
             )
             error.note(values, message[1:].to(values.dtype) * 2.0**-exponent)
-        arrived = lane.swap(packed, [n + 1 for n in sizes_out], [n + 1 for n in sizes_in], kind)
-        received = lane.buffer("narrow in", sum(sizes_in), self.wide)
+        arrived = communicator.swap(
+            packed, [n + 1 for n in sizes_out], [n + 1 for n in sizes_in], kind
+        )
+        received = communicator.buffer("narrow in", sum(sizes_in), self.wide)
         for message, values in _messages(arrived, received, sizes_in):
             torch.mul(message[1:].to(self.wide), 2.0 ** -float(message[0]), out=values)
         return received

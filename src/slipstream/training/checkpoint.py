@@ -226,7 +226,7 @@ def _sharded(path: Path) -> "ShardedReader":
 def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
     reader = _sharded(path)
     for name, table in tables.tables.items():
-        if table.rule.moves_untouched_rows:
+        if table.optimizer.updates_untouched_rows:
             table.load_state_dict(_part(reader.dense((f"whole/{name}/",)), f"whole/{name}/"))
         else:
             reader.load_table(table, Placement(ranks.shards).slices(ranks.shard))

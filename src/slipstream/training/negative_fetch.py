@@ -34,11 +34,12 @@ _BUCKETS_PER_CHUNK = 16  # neighbouring keys one thread adds up at a time
 
 def refuse(table: EmbeddingTable, replicas: Replicas | None) -> None:
     """Raise where moving a table chunk after chunk would not be one step of it."""
-    if table.rule.moves_untouched_rows:
+    if table.optimizer.updates_untouched_rows:
         raise SlipstreamError(
-            f"loss.fetch=segmented moves rows in chunks, but tables.rule={table.rule.name} moves "
+            "loss.fetch=segmented moves rows in chunks, but "
+            f"tables.optimizer={table.optimizer.name} moves "
             "every row at every step; "
-            "use tables.rule=rowwise_adam or rowwise_adagrad, or loss.fetch=whole"
+            "use tables.optimizer=rowwise_adam or rowwise_adagrad, or loss.fetch=whole"
         )
     if table.forgets:
         raise SlipstreamError(
@@ -95,7 +96,7 @@ class SegmentedFetch:
         self.exchange = Exchange(
             only, group, transport=tables.exchange.transport.kind, half_lists=half_lists
         )
-        waits = self.exchange.lane is not None or not isinstance(self.table, MemoryTable)
+        waits = self.exchange.communicator is not None or not isinstance(self.table, MemoryTable)
         self.ahead = waits if config.ahead is None else config.ahead
         row_bytes = self.table.dim * (2 if config.half else self.table.dtype.itemsize)
         self.rows_per_segment = max(1, config.segment_bytes // row_bytes)
@@ -122,9 +123,9 @@ class SegmentedFetch:
 
     def most(self, counts: list[int]) -> list[int]:
         """The largest of each number over the ranks. Collective."""
-        if self.exchange.lane is None:
+        if self.exchange.communicator is None:
             return counts
-        return self.exchange.lane.gather_counts(torch.tensor(counts)).amax(0).tolist()
+        return self.exchange.communicator.gather_counts(torch.tensor(counts)).amax(0).tolist()
 
     def segments(self, keys: list[torch.Tensor]) -> Iterator[Segment]:
         """The segments of these key matrices; while one is in use only the next is fetched.
@@ -301,7 +302,7 @@ class SegmentedStep:
         """
         exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
         keys_U, grads_UD = mine
-        if exchange.lane is None:
+        if exchange.communicator is None:
             owned_O, grads_OD = keys_U, grads_UD
         else:
             sent = Lookup(keys_U, grads_UD.detach().requires_grad_(), [])

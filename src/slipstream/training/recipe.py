@@ -180,7 +180,7 @@ class OptimizerConfig(Section):
 class TablesConfig(Section):
     """How embedding rows begin and move."""
 
-    rule: Literal["rowwise_adagrad", "rowwise_adam", "adamw"] = Field(
+    optimizer: Literal["rowwise_adagrad", "rowwise_adam", "adamw"] = Field(
         "rowwise_adam",
         description="rowwise_* move only the rows of the batch; adamw moves every row at every "
         "step (small tables)",
@@ -189,10 +189,10 @@ class TablesConfig(Section):
         1e-3, description="learning rate of the rows, scaled by the same schedule as the dense one"
     )
     betas: tuple[Fraction, Fraction] = Field(
-        (0.9, 0.98), description="decay rates of the two moments (adam rules)"
+        (0.9, 0.98), description="decay rates of the two moments (the adam optimizers)"
     )
     eps: Positive = Field(1e-8, description="guard against division by zero")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (rule adamw only)")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (adamw only)")
     init_scale: Positive = Field(
         0.035, description="rows start uniformly between minus and plus this"
     )
@@ -366,9 +366,9 @@ class Recipe(Section):
             )
         if self.task == "ranking" and self.loss.kind != "bce":
             raise ValueError("task 'ranking' predicts actions, so its loss.kind must be bce")
-        if self.tables.replicas == "averaged" and self.tables.rule == "adamw":
+        if self.tables.replicas == "averaged" and self.tables.optimizer == "adamw":
             raise ValueError(
-                "tables.rule 'adamw' moves every row at every step, so its replicas cannot be "
+                "tables.optimizer 'adamw' moves every row at every step, so its replicas cannot be "
                 "averaged; use replicas=exact"
             )
         if self.task == "retrieval" and self.tasks:
@@ -400,6 +400,7 @@ def trained_digest(recipe: Recipe) -> str:
         about_places += ["tier", "admit_after", "max_rows", "evict"]
     for key in about_places:
         content["tables"].pop(key)
+    content["tables"]["rule"] = content["tables"].pop("optimizer")  # the name it had before
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -410,5 +411,5 @@ def network_digest(recipe: Recipe) -> str:
     content = recipe.model_dump(
         mode="json", include={"task", "tasks", "model", "item_features", "user_features"}
     )
-    content["rule"] = recipe.tables.rule
+    content["rule"] = recipe.tables.optimizer  # the name it had when digests began
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -360,13 +360,13 @@ def build_tables(
     replicas.
     """
     config = recipe.tables
-    rule = make_row_optimizer(
-        config.rule, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
+    optimizer = make_row_optimizer(
+        config.optimizer, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
     )
     averaged, lr_factor = config.replicas == "averaged" and ranks.replica_group is not None, 1.0
     if averaged:
-        rule, lr_factor = rescaled_for_averaging(rule, ranks.replicas)
-    placement = Placement(1 if rule.moves_untouched_rows else ranks.shards)
+        optimizer, lr_factor = rescaled_for_averaging(optimizer, ranks.replicas)
+    placement = Placement(1 if optimizer.updates_untouched_rows else ranks.shards)
     directory = None if config.directory is None else Path(config.directory)
     if directory is not None and ranks.replicas > 1:
         directory /= f"replica-{ranks.rank // ranks.shards:05d}"
@@ -376,7 +376,7 @@ def build_tables(
             name,
             rows,
             recipe.model.dim,
-            rule,
+            optimizer,
             seed=derive_seed(recipe.seed, _TABLES),
             init_scale=config.init_scale,
             dtype=dtype,
@@ -392,14 +392,14 @@ def build_tables(
     ]
     replicas: Replicas | None = None
     if ranks.replica_group is not None:
-        lane, whole = (
+        communicator, whole = (
             Communicator(ranks.replica_group),
-            frozenset(table.name for table in tables if table.rule.moves_untouched_rows),
+            frozenset(table.name for table in tables if table.optimizer.updates_untouched_rows),
         )
         replicas = (
-            AveragedWeights(lane, config.average_every, lr_factor)
+            AveragedWeights(communicator, config.average_every, lr_factor)
             if averaged
-            else SummedGradients(lane, whole)
+            else SummedGradients(communicator, whole)
         )
     # The third list of keys a retrieval step asks of the items is its negatives'.
     half_lists = (

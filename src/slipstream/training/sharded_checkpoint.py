@@ -66,7 +66,7 @@ class TablePart:
         parts, bounds, state = (
             [torch.empty(0, dtype=torch.int64)],
             [0],
-            row_state(table.rule, table.dim, table.dtype),
+            row_state(table.optimizer, table.dim, table.dtype),
         )
         for keys_U, rows in table.touched(CHUNK):
             parts.append(keys_U)
@@ -296,7 +296,7 @@ class ShardedReader:
     def load_table(self, table: EmbeddingTable, slices: tuple[int, int]) -> None:
         """Put the rows of these slices into `table`, which has never been trained."""
         prefix = f"tables/{table.name}/"
-        needed = entries_of(table, row_state(table.rule, table.dim, table.dtype))
+        needed = entries_of(table, row_state(table.optimizer, table.dim, table.dtype))
         if f"{prefix}keys" not in self.stored:
             if f"{prefix}slices" not in self.stored:
                 raise SlipstreamError(
@@ -320,8 +320,8 @@ class ShardedReader:
         if fits != {entry: (dtype, (total, *shape)) for entry, (dtype, shape) in needed.items()}:
             raise SlipstreamError(
                 f"the saved rows of table '{table.name}' do not fit: this table has rows of "
-                f"{table.dim} ({table.dtype}) with rule "
-                f"{table.rule.name}; use the recipe it was trained with"
+                f"{table.dim} ({table.dtype}) with optimizer "
+                f"{table.optimizer.name}; use the recipe it was trained with"
             )
         ends_S = self.read({f"{prefix}slices": (0, SLICES)})[f"{prefix}slices"].cumsum(0)
         first, last = (int(ends_S[border - 1]) if border else 0 for border in slices)
