@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check bench peers ray clean
+.PHONY: setup demo test-fast test test-slow check bench peers ray clean
 
 setup: $(STAMP)
 
@@ -27,8 +27,17 @@ check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks setup.py
 	$(BIN)/mypy
 
+# Unit tests: one process each, under two minutes on two cores.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not system and not slow"
+
+# Everything but the slow ones: at most ten minutes on two cores.
 test: check
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# Soaks, full matrices, every command of the guides, the kernels under sanitizers: at most forty minutes.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all

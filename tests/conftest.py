@@ -18,3 +18,12 @@ def one_thread() -> None:
     Workers share the cores, and products of several threads may round differently.
     """
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test exactly one of the markers unit, system, slow."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ("system", "slow")):
+            continue
+        place = item.path.relative_to(ROOT / "tests").parts[0]
+        item.add_marker("system" if place in ("system", "benchmarks") else "unit")
