@@ -13,10 +13,14 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@# Real parts of tests and benchmarks: a Redis server, network namespaces. Without root, tests that need them say why they are skipped.
-	@{ command -v redis-server && command -v ip; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		{ apt-get update -qq; apt-get install -y -qq redis-server iproute2; } >/dev/null 2>&1; } || \
-		echo "redis-server or ip is not installed: the tests that need them will be skipped"
+	@# Real parts of tests and benchmarks: a Redis server, network namespaces.
+	@for tool in redis-server ip; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -z "$$missing" ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing with apt-get, for tests that start them:$$missing (packages redis-server, iproute2)"; \
+		{ apt-get update -qq && apt-get install -y -qq redis-server iproute2; } >/dev/null 2>&1 || \
+			echo "apt-get failed; the tests that need$$missing will be skipped"; \
+	else echo "not installed:$$missing; the tests that need them will be skipped"; fi
 	@touch $(STAMP)
 
 demo: $(STAMP)

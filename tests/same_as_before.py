@@ -1,6 +1,6 @@
 """Run an earlier commit and this tree side by side and compare every number they compute.
 
-    python tests/same_as_before.py                       # against 0ee4e74, checked out into a temporary folder
+    python tests/same_as_before.py               # against 0ee4e74, in a temporary checkout
     python tests/same_as_before.py --before DIR --only kernels,serving
 
 Compared: trained weights and checkpoints after 50 steps of every shipped recipe, of every schedule
@@ -234,7 +234,7 @@ def wait_until_ready(url: str, seconds: float = 120) -> None:
 
 
 def serve_and_ask(tree: Tree, bundle: Path, retrieval: bool) -> Any:
-    """Scores in line, after a pre-inference, after new behaviours, and of a whole recommendation."""
+    """Scores in line, after a pre-inference, and of a whole recommendation."""
     import pyarrow as pa
 
     with pa.memory_map(str(bundle / "items.arrow")) as source:
