@@ -104,7 +104,9 @@ inline void add_up(const AttentionCall& call, const std::vector<BiasGradients>& 
 
 inline void clear_unseen(float* row, const PanelRange& range, int64_t low, int64_t high) {
     for (int64_t c = std::max<int64_t>(0, range.first - 8); c < low; ++c) row[c] = 0.0f;
-    for (int64_t c = std::max<int64_t>(0, high); c < range.last + 8; c += W) store(row + c, vf{});
+    int64_t c = std::max<int64_t>(0, high);
+    for (; c < range.last + 8 && c + W <= LD; c += W) store(row + c, vf{});
+    for (; c < range.last + 8; ++c) row[c] = 0.0f;  // a whole vector would reach into the next row
 }
 
 class BiasTile {
