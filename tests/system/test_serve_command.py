@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.serving.bundle import random_bundle
 from slipstream.cli.app import run_command
-from slipstream.serving.http.client import Client, Refused
+from slipstream.serving.http.client import Client, RefusalError
 from slipstream.serving.http.messages import History
 from tests.support.serving_samples import FIRST_ID, candidates, engine, history
 
@@ -99,7 +99,7 @@ def test_a_bundle_is_served_asked_changed_and_ended(tmp_path: Path, slipstream: 
         best = client.recommend("bob", 5)
         assert len(best.items) == 5
         assert best.scores["click"] == sorted(best.scores["click"], reverse=True)
-        with pytest.raises(Refused, match="catalogue"):
+        with pytest.raises(RefusalError, match="catalogue"):
             client.rank("bob", [7])
         environment = {"SLIPSTREAM_URL": url, "SLIPSTREAM_API_KEY": KEY}
         assert slipstream("client", "health", **environment) == (0, f"{url} is ready\n")

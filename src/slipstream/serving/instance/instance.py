@@ -41,15 +41,15 @@ from slipstream.serving.instance.instance_load import (
 )
 from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
 from slipstream.serving.instance.trigger import ADMITTED, HOPE, Prospect, Trigger
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 __all__ = [
     "Admission",
     "BadRequest",
-    "DeadlinePassed",
+    "DeadlineError",
     "Instance",
     "InstanceConfig",
-    "Overloaded",
+    "OverloadError",
     "RankAnswer",
 ]
 
@@ -137,7 +137,7 @@ class Instance:
             return self._refused(flight.reason, tokens)
         try:
             self._fly(flight, Kind.PREINFER, now + rank_in, until)
-        except Overloaded as error:
+        except OverloadError as error:
             self.flights.fail(flight)
             return self._refused(error.reason, tokens)
         self._announced[wanted.key] = now
@@ -196,7 +196,7 @@ class Instance:
         now = time.monotonic()
         if now >= deadline:
             self.counts["deadline_passed"] += 1
-            raise DeadlinePassed("the deadline had passed when the request arrived")
+            raise DeadlineError("the deadline had passed when the request arrived")
         if len(candidates) > self.config.max_candidates:
             raise BadRequest(
                 f"{len(candidates)} candidates are more than the {self.config.max_candidates} one "
@@ -211,10 +211,10 @@ class Instance:
             return await self._rank(
                 user, encoded, later, rows, deadline, allow_truncate, request_time
             )
-        except DeadlinePassed:
+        except DeadlineError:
             self.counts["deadline_passed"] += 1
             raise
-        except Overloaded as error:
+        except OverloadError as error:
             self.counts[f"overloaded_{error.reason}"] += 1
             raise
         finally:
@@ -290,9 +290,7 @@ class Instance:
         queued = self.scheduler.backlog(deadline)
         tokens = self.engine.cached_tokens(len(wanted.encoded))
         needed = (
-            queued
-            + flight.job.remaining
-            + self._rank_seconds(tokens, self.engine.hold, candidates)
+            queued + flight.job.remaining + self._rank_seconds(tokens, self.engine.hold, candidates)
         )
         if queued and time.monotonic() + needed / HOPE > deadline:
             return None, "late"
@@ -312,7 +310,7 @@ class Instance:
             return await self._private(wanted, deadline), "inline"
         try:
             self._fly(flight, Kind.RANK, deadline, None)
-        except Overloaded:
+        except OverloadError:
             self.flights.fail(flight)
             raise
         await self._landing(flight, deadline)
@@ -364,7 +362,7 @@ class Instance:
                     # nobody waits: trying costs nothing, and tells whether the machine is still so
                     # slow
                 )
-            raise Overloaded(
+            raise OverloadError(
                 "too_slow",
                 "ranking the whole history would miss the deadline, and truncation was not allowed",
             )
@@ -374,7 +372,7 @@ class Instance:
             lambda n: self.cost.pass_seconds(self.engine.tokens_of(n) + candidates, 0),
         )
         if not kept:
-            raise Overloaded("too_slow")
+            raise OverloadError("too_slow")
         return kept
 
     async def _score(
@@ -472,7 +470,7 @@ class Instance:
         timeout = max(0.0, deadline - time.monotonic())
         done, _ = await asyncio.wait([flight.done], timeout=timeout)
         if not done:
-            raise DeadlinePassed("the deadline passed while the history was being computed")
+            raise DeadlineError("the deadline passed while the history was being computed")
 
     async def _private(self, wanted: PrefixRequest, deadline: float) -> PrivatePrefix:
         tokens = self.engine.cached_tokens(len(wanted.encoded))
@@ -520,7 +518,7 @@ class Instance:
         job = Job(kind, deadline, seconds, called_on(loop, on_loop), **work)
         try:
             self.scheduler.submit(job)
-        except Overloaded:
+        except OverloadError:
             after()
             raise
         try:
@@ -604,7 +602,7 @@ class Instance:
         )
         try:
             self.scheduler.submit(job)
-        except Overloaded as error:
+        except OverloadError as error:
             on_loop(None, error)
 
     # ---- bookkeeping -----------------------------------------------------------------------------
