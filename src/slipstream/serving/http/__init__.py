@@ -1,10 +1,11 @@
-"""Serving over HTTP: messages, endpoints, limits, the apps of instance and router, the client.
+"""The HTTP interface: what can be asked, how it is checked, and the processes that answer.
 
-    messages.py, endpoints.py     the interface as data
-    http_app.py, limits.py        what both apps share: API keys, rates, decoding, errors
-    instance_*.py, router_*.py    the apps, and the processes that run them
-    process.py                    the process around an app: socket, signals, drain
-    client.py                     the endpoints as Python methods
+    endpoints.py, messages.py, limits.py  the interface as data
+    http_app.py                           what every app does with a request
+    instance_service.py, instance_app.py, instance_process.py  an instance behind HTTP
+    router_app.py, router_process.py      the router behind HTTP
+    process.py                            sockets, signals, orderly ends
+    client.py                             the endpoints as Python methods
 
-Touch this when the HTTP interface changes.
+Touch this when clients see something else.
 """
