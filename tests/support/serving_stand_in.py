@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.serving.http.instance_app import read_settings, serve_model
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 NUM_ITEMS = 100_000
 MAX_LEN = 64
@@ -82,7 +82,7 @@ class StandInModel:
     ) -> Any:
         assert not self.closed, "a closed model was asked"
         if user.startswith("full"):
-            raise Overloaded("queue")
+            raise OverloadError("queue")
         if user.startswith("crash"):
             raise RuntimeError("secret detail")
         self._check(history)
@@ -94,7 +94,7 @@ class StandInModel:
         finally:
             self._running -= 1
         if time.monotonic() > deadline:
-            raise DeadlinePassed("too late")
+            raise DeadlineError("too late")
         items = history.items + (recent.items if recent is not None else [])
         timestamps = history.timestamps + (recent.timestamps if recent is not None else [])
         scores = {"score": standin_scores(items, timestamps, candidates, self.version)}

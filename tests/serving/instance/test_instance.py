@@ -11,7 +11,7 @@ import pytest
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.instance import Instance, InstanceConfig
 from slipstream.serving.instance.trigger import TriggerConfig
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 from tests.support.serving_samples import candidates, cut, engine, history, largest_difference
 
 COST = CostModel(np.array([1e-4, 2e-6, 1e-9, 1e-8]), 1e-10)
@@ -36,7 +36,7 @@ def run(coroutine):
 
 async def settle(served):
     """Until nothing is on its way."""
-    while served.flights.flying or served._copies:
+    while served.flights.by_key or served._copies:
         await asyncio.sleep(0.002)
 
 
@@ -170,9 +170,9 @@ def test_deadlines_and_truncation(tmp_path):
     whole, items = history(900), candidates(5)
 
     async def scenario():
-        with pytest.raises(DeadlinePassed):
+        with pytest.raises(DeadlineError):
             await served.rank("u", whole, items, deadline=time.monotonic() - 1)
-        with pytest.raises(Overloaded, match="truncation was not allowed"):
+        with pytest.raises(OverloadError, match="truncation was not allowed"):
             await served.rank("u", whole, items, deadline=soon(0.5))
         with pytest.raises(BadRequest, match="not in this bundle"):
             await served.rank("u", whole, [1], deadline=soon())

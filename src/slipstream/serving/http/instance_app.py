@@ -23,7 +23,7 @@ from slipstream.serving.http.process import (
     run_app,
     secret_from_environment,
 )
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 
 
 class InstanceSettings(ProcessSettings, kw_only=True):
@@ -99,7 +99,7 @@ def serve_model(
 ) -> None:
     """Serve whatever `open_model` opens; returns when told to stop."""
     store = open_history_store(settings.history, actions, settings.keep)
-    office = TicketOffice(secret_from_environment(), settings.ticket_seconds)
+    office = TicketSigner(secret_from_environment(), settings.ticket_seconds)
     service = InstanceService(
         settings.name, open_model, store, office, behaviours, known, settings.drain_seconds
     )

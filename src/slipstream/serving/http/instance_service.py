@@ -18,7 +18,7 @@ from slipstream.history.history_store import HistoryStore, StoredHistory
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
 from slipstream.serving.request_errors import BadRequest
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 
 
 class ServedModel(Protocol):
@@ -89,7 +89,7 @@ class InstanceService:
         name: str,
         open_model: OpenModel,
         store: HistoryStore,
-        office: TicketOffice,
+        office: TicketSigner,
         behaviours: MakeBehaviours,
         known: Known,
         drain_seconds: float = 10.0,

@@ -41,15 +41,15 @@ from slipstream.serving.instance.instance_load import (
 )
 from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
 from slipstream.serving.instance.trigger import ADMITTED, HOPE, Prospect, Trigger
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 __all__ = [
     "Admission",
     "BadRequest",
-    "DeadlinePassed",
+    "DeadlineError",
     "Instance",
     "InstanceConfig",
-    "Overloaded",
+    "OverloadError",
     "RankAnswer",
 ]
 
@@ -137,8 +137,8 @@ class Instance:
             return self._refused(flight.reason, tokens)
         try:
             self._fly(flight, Kind.PREINFER, now + rank_in, until)
-        except Overloaded as error:
-            self.flights.crash(flight)
+        except OverloadError as error:
+            self.flights.fail(flight)
             return self._refused(error.reason, tokens)
         self._announced[wanted.key] = now
         self.counts["preinfer_admitted"] += 1
@@ -146,13 +146,13 @@ class Instance:
 
     def _keep(self, wanted: PrefixRequest, until: float) -> tuple[str, PrefixKey] | None:
         """A prefix that will serve this user as it is (or is on its way) needs only to stay."""
-        slot = self.flights.shorter_slot(wanted, self.config.max_tail)
-        flight = self.flights.flying.get(wanted.key)
+        slot = self.flights.find_shorter_slot(wanted, self.config.max_tail)
+        flight = self.flights.by_key.get(wanted.key)
         if flight is None and slot is None:
-            flight = self.flights.flying_shorter(wanted, self.config.max_tail)
+            flight = self.flights.find_shorter(wanted, self.config.max_tail)
         if flight is not None:
-            flight.extra["until"] = max(until, flight.extra.get("until") or 0.0)
-            return "joined", flight.wanted.key
+            flight.pinned_until = max(until, flight.pinned_until or 0.0)
+            return "joined", flight.request.key
         if slot is None:
             return None
         self.cache.pin(slot, until)
@@ -196,7 +196,7 @@ class Instance:
         now = time.monotonic()
         if now >= deadline:
             self.counts["deadline_passed"] += 1
-            raise DeadlinePassed("the deadline had passed when the request arrived")
+            raise DeadlineError("the deadline had passed when the request arrived")
         if len(candidates) > self.config.max_candidates:
             raise BadRequest(
                 f"{len(candidates)} candidates are more than the {self.config.max_candidates} one "
@@ -211,10 +211,10 @@ class Instance:
             return await self._rank(
                 user, encoded, later, rows, deadline, allow_truncate, request_time
             )
-        except DeadlinePassed:
+        except DeadlineError:
             self.counts["deadline_passed"] += 1
             raise
-        except Overloaded as error:
+        except OverloadError as error:
             self.counts[f"overloaded_{error.reason}"] += 1
             raise
         finally:
@@ -280,25 +280,23 @@ class Instance:
             return found, "device"
         flight = found
         if flight is None:
-            lease = self.flights.shorter(wanted, self.config.max_tail)
+            lease = self.flights.acquire_shorter(wanted, self.config.max_tail)
             if lease is not None:
                 return lease, "extended"
-            flight = self.flights.flying_shorter(wanted, self.config.max_tail)
+            flight = self.flights.find_shorter(wanted, self.config.max_tail)
         if flight is None:
             return None, "inline"
-        self.counts["late"] += flight.extra["kind"] == Kind.PREINFER
+        self.counts["late"] += flight.kind == Kind.PREINFER
         queued = self.scheduler.backlog(deadline)
         tokens = self.engine.cached_tokens(len(wanted.encoded))
         needed = (
-            queued
-            + flight.handle.remaining
-            + self._rank_seconds(tokens, self.engine.hold, candidates)
+            queued + flight.job.remaining + self._rank_seconds(tokens, self.engine.hold, candidates)
         )
         if queued and time.monotonic() + needed / HOPE > deadline:
             return None, "late"
-        self.scheduler.hurry(flight.handle, Kind.RANK, deadline)
+        self.scheduler.hurry(flight.job, Kind.RANK, deadline)
         await self._landing(flight, deadline)
-        lease = self.cache.acquire(flight.wanted.key)
+        lease = self.cache.acquire(flight.request.key)
         return (lease, "joined") if lease is not None else (None, "inline")
 
     async def _inline(
@@ -312,8 +310,8 @@ class Instance:
             return await self._private(wanted, deadline), "inline"
         try:
             self._fly(flight, Kind.RANK, deadline, None)
-        except Overloaded:
-            self.flights.crash(flight)
+        except OverloadError:
+            self.flights.fail(flight)
             raise
         await self._landing(flight, deadline)
         source = {"host": "host", "extended": "extended"}.get(flight.source, "inline")
@@ -364,7 +362,7 @@ class Instance:
                     # nobody waits: trying costs nothing, and tells whether the machine is still so
                     # slow
                 )
-            raise Overloaded(
+            raise OverloadError(
                 "too_slow",
                 "ranking the whole history would miss the deadline, and truncation was not allowed",
             )
@@ -374,7 +372,7 @@ class Instance:
             lambda n: self.cost.pass_seconds(self.engine.tokens_of(n) + candidates, 0),
         )
         if not kept:
-            raise Overloaded("too_slow")
+            raise OverloadError("too_slow")
         return kept
 
     async def _score(
@@ -440,18 +438,18 @@ class Instance:
         """Submits a flight's steps; lands or crashes it on this loop when they end."""
         loop = asyncio.get_running_loop()
         landed = loop.create_future()
-        tokens = self.engine.cached_tokens(len(flight.wanted.encoded))
-        flight.extra |= {"landed": landed, "until": until, "kind": kind}
+        tokens = self.engine.cached_tokens(len(flight.request.encoded))
+        flight.done, flight.pinned_until, flight.kind = landed, until, kind
 
         def on_loop(error: BaseException | None) -> None:
             self.outstanding_tokens -= tokens
             if error is None:
-                self.flights.land(flight, flight.extra["until"] if kind == Kind.PREINFER else None)
+                self.flights.finish(flight, flight.pinned_until if kind == Kind.PREINFER else None)
                 self.cost.observe(
                     "prefill", flight.seconds if flight.source == "computed" else 0.0, job.spent
                 )
             else:
-                self.flights.crash(flight)
+                self.flights.fail(flight)
             if not landed.done():
                 landed.set_result(error)
 
@@ -463,16 +461,16 @@ class Instance:
             steps=self.flights.steps(flight),
         )
         job.expires = deadline + (self.config.ranking_budget if kind == Kind.PREINFER else 0.0)
-        flight.handle = job
+        flight.job = job
         self.scheduler.submit(job)
         self.outstanding_tokens += tokens
 
     async def _landing(self, flight: InflightPrefix, deadline: float) -> None:
         """Waits for a flight, no longer than the deadline."""
         timeout = max(0.0, deadline - time.monotonic())
-        done, _ = await asyncio.wait([flight.extra["landed"]], timeout=timeout)
+        done, _ = await asyncio.wait([flight.done], timeout=timeout)
         if not done:
-            raise DeadlinePassed("the deadline passed while the history was being computed")
+            raise DeadlineError("the deadline passed while the history was being computed")
 
     async def _private(self, wanted: PrefixRequest, deadline: float) -> PrivatePrefix:
         tokens = self.engine.cached_tokens(len(wanted.encoded))
@@ -520,7 +518,7 @@ class Instance:
         job = Job(kind, deadline, seconds, called_on(loop, on_loop), **work)
         try:
             self.scheduler.submit(job)
-        except Overloaded:
+        except OverloadError:
             after()
             raise
         try:
@@ -582,7 +580,7 @@ class Instance:
         storing = self.expander.begin(key, lease.prefix)
         if storing is None:
             return
-        expander, hold = self.expander, Lease(self.cache, lease.slot)
+        expander, hold = self.expander, Lease(lease.slot)
         self._copies += 1
 
         def on_loop(_: Any, error: BaseException | None) -> None:
@@ -604,7 +602,7 @@ class Instance:
         )
         try:
             self.scheduler.submit(job)
-        except Overloaded as error:
+        except OverloadError as error:
             on_loop(None, error)
 
     # ---- bookkeeping -----------------------------------------------------------------------------

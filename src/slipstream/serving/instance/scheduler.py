@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import DeadlineError, OverloadError
 
 
 class Kind(IntEnum):
@@ -110,9 +110,9 @@ class Scheduler:
         """Queues a job; a full queue refuses rather than grow."""
         with self._wake:
             if self._closing:
-                raise Overloaded("closing")
+                raise OverloadError("closing")
             if len(self._jobs) >= self.max_jobs:
-                raise Overloaded("queue_full")
+                raise OverloadError("queue_full")
             self._order += 1
             job.order = self._order
             self._jobs.append(job)
@@ -158,7 +158,7 @@ class Scheduler:
         if self._thread is not None:
             self._thread.join(timeout)
         for job in jobs:
-            job.done(None, Overloaded("closing"))
+            job.done(None, OverloadError("closing"))
 
     # ---- on the compute thread (or step by step in a test) ---------------------------------------
 
@@ -170,10 +170,10 @@ class Scheduler:
             return False
         first = batch[0]
         if first.cancelled:
-            self._finish(first, None, Overloaded("cancelled"))
+            self._finish(first, None, OverloadError("cancelled"))
         elif over:
             self._finish(
-                first, None, DeadlinePassed("the deadline passed while the request was waiting")
+                first, None, DeadlineError("the deadline passed while the request was waiting")
             )
         elif first.steps is None:
             self._run_requests(batch)
