@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream.cli.app import app as cli
+from slipstream.cli.app import main
 from slipstream.data.ingest import Filters, ingest
 from slipstream.data.prepare import own_log
 from slipstream.data.raw_log import Columns
@@ -72,5 +72,5 @@ def run_cli(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """`slipstream …` in this process; returns the exit code."""
     monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     return int(ended.value.code or 0)
