@@ -22,14 +22,14 @@ def make(kind: str, directory: Path | None):
         if directory is None:
             return MemoryTable("item", ROWS, DIM, RowwiseAdam(), **options)
         return DiskTable("item", ROWS, DIM, RowwiseAdam(), directory, cache_bytes=30_000, **options)
-    ground = (
+    storage = (
         MemoryTable("item", 16, DIM, RowwiseAdam(), **options)
         if directory is None
         else DiskTable(
             "item", 16, DIM, RowwiseAdam(), directory, cache_bytes=30_000, numbered=True, **options
         )
     )
-    return HashedTable(ground, admit_after=2, max_rows=900, num_rows=ROWS)
+    return HashedTable(storage, admit_after=2, max_rows=900, num_rows=ROWS)
 
 
 def step(table, number: int) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.tables import disk_files, disk_transfer
-from slipstream.tables.disk_records import RecordFormat, SliceNumbers
-from slipstream.tables.disk_table import DiskTable, Pace
+from slipstream.tables.disk_records import RecordFormat, SliceNumbering
+from slipstream.tables.disk_table import DiskTable, ReadThrottle
 from slipstream.tables.embedding_table import Rows
 from slipstream.tables.hashed_table import HashedTable
 from slipstream.tables.memory_table import MemoryTable
@@ -204,10 +204,10 @@ def test_ranks_hold_their_parts_in_files_of_slice_ranges(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 5, 100_000])
 def test_numbers_follow_slice_and_key(rows, monkeypatch):
     monkeypatch.setattr("slipstream.tables.disk_records._FILE_BYTES", 1 << 20)
-    numbers = SliceNumbers(rows, 100, Placement(1), 0)
+    numbers = SliceNumbering(rows, 100, Placement(1), 0)
     keys = torch.arange(rows)
     order = np.lexsort((keys.numpy(), slice_of(keys).numpy()))
-    assert np.array_equal(numbers.of(torch.from_numpy(order)), np.arange(rows))
+    assert np.array_equal(numbers.numbers_of(torch.from_numpy(order)), np.arange(rows))
     assert torch.equal(numbers.keys_of(rows // 3, rows), torch.from_numpy(order[rows // 3 :]))
 
 
@@ -226,10 +226,10 @@ def test_records_keep_every_bit(dtype):
 
 def test_hashed_over_disk_opens_with_its_index(tmp_path):
     def over_disk():
-        ground = DiskTable(
+        storage = DiskTable(
             "item", 16, DIM, RowwiseAdam(), tmp_path, cache_bytes=30_000, seed=1, numbered=True
         )
-        return HashedTable(ground, admit_after=2, max_rows=1500)
+        return HashedTable(storage, admit_after=2, max_rows=1500)
 
     table = over_disk()
     twin = HashedTable(
@@ -305,7 +305,7 @@ def test_a_row_read_before_another_thread_wrote_it_does_not_enter_the_cache(tmp_
             Rows(rows.weights_UD[100:], {name: value[100:] for name, value in rows.state.items()}),
         )
         assert (
-            int(table._cache.find(torch.from_numpy(table._numbers.of(key)))) < 0
+            int(table._cache.find(torch.from_numpy(table._numbering.numbers_of(key)))) < 0
         )  # it has left for the files
         return old
 
@@ -328,7 +328,7 @@ def test_paced_reads_wait_as_long_as_said_without_working(tmp_path):
     assert time.monotonic() - begin >= 0.3
     assert time.process_time() - work < 0.25
     with pytest.raises(ValueError, match="read_rate"):
-        Pace(0)
+        ReadThrottle(0)
     paced.close()
 
 
@@ -444,7 +444,7 @@ def test_a_disk_that_fills_up_while_flushing_keeps_the_last_flush(tmp_path, monk
         raise full
 
     with monkeypatch.context() as patch:
-        target = {"rows": "move_records", "map": "atomic_file", "manifest": "write_json"}[moment]
+        target = {"rows": "transfer_records", "map": "atomic_file", "manifest": "write_json"}[moment]
         patch.setattr(disk_files, target, fail)
         with pytest.raises(
             SlipstreamError, match=r"could not flush table 'item' to .*: No space left on device"

@@ -160,14 +160,14 @@ def test_the_recipe_names_the_tier(tmp_path):
         HashedTable,
         HashedTable,
     ]
-    assert isinstance(made["hashed"].ground, MemoryTable) and isinstance(
-        made["hashed on disk"].ground, DiskTable
+    assert isinstance(made["hashed"].storage, MemoryTable) and isinstance(
+        made["hashed on disk"].storage, DiskTable
     )
     for table in made.values():
         table.close()
     with pytest.raises(SlipstreamError, match="unknown table tier 'dist'; did you mean 'disk'"):
         make_table("dist", "item", 5, 2, RowwiseAdam())
-    with pytest.raises(SlipstreamError, match="say where with tables"):
+    with pytest.raises(SlipstreamError, match="name it in tables.directory"):
         make_table("disk", "item", 5, 2, RowwiseAdam())
     with pytest.raises(ValueError, match="needs num_rows"):
         make_table("memory", "item", None, 2, RowwiseAdam())

@@ -46,10 +46,10 @@ class HashedMachine(RuleBasedStateMachine):
         )  # id -> (weights, sum); [sightings, seen]; [sightings, seen]
 
     def new_table(self):
-        ground = MemoryTable(
+        storage = MemoryTable(
             "t", 2, DIM, RowwiseAdagrad(eps=EPS), seed=9, init_scale=0.5, dtype=torch.float64
         )
-        return HashedTable(ground, **self.options)
+        return HashedTable(storage, **self.options)
 
     def admit(self, new):
         max_rows = self.options["max_rows"]
