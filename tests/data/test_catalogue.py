@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.data.catalogue import ENTRIES
 from slipstream.data.ingest import Filters
-from slipstream.data.prepare import Choices, prepare
+from slipstream.data.preparation import Choices, prepare
 from slipstream.data.statistics import statistics, tie_share
 from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic, with_lengths
@@ -46,14 +46,14 @@ def test_movielens_1m(tmp_path):
     assert store.items.title(store.items.row(30)) is None
     genre, genres, year = (store.item_features[name] for name in ("genre", "genres", "year"))
     rows = [store.items.row(item) for item in (10, 20, 30)]
-    assert [genre.labels[int(code)].as_py() for code in genre.codes_V[rows]] == [
+    assert [genre.labels[int(code)].as_py() for code in genre.codes[rows]] == [
         "Action",
         "Drama",
         "",
     ]
-    assert genres.cardinality == 3 and genres.codes_V[rows].tolist() == [1, 2, 0]
-    assert year.codes_V[rows].tolist() == [1, 0, 0] and year.codes_V.dtype == np.int64
-    assert store.user_features["gender"].codes_U.tolist() == [1, 2]
+    assert genres.cardinality == 3 and genres.codes[rows].tolist() == [1, 2, 0]
+    assert year.codes[rows].tolist() == [1, 0, 0] and year.codes.dtype == np.int64
+    assert store.user_features["gender"].codes.tolist() == [1, 2]
     assert set(store.user_features) == {"gender", "age", "occupation"}
     assert (
         ENTRIES["ml-1m"].filters == Filters(min_item_count=5)
@@ -88,7 +88,7 @@ def test_movielens_100k_in_both_shapes(tmp_path):
         check_movielens(store)
         assert store.items.title(0) == "Héat (1995)"
         assert store.item_features["genre"].labels[1].as_py() == "Action"
-        assert store.user_features["gender"].codes_U.tolist() == [2, 1]
+        assert store.user_features["gender"].codes.tolist() == [2, 1]
     assert (
         stores[0].item_features["genres"].labels[1].as_py()
         == stores[1].item_features["genres"].labels[1].as_py()
@@ -122,7 +122,7 @@ def test_movielens_csv(packed, tmp_path):
     check_movielens(store)
     assert store.items.title(0) == "Heat, the Film (1995)" and store.item_features[
         "genre"
-    ].codes_V.tolist() == [1, 0, 0]
+    ].codes.tolist() == [1, 0, 0]
     if packed == "zip":
         assert store.meta["source"]["md5_known"] is False and len(store.meta["source"]["md5"]) == 32
 
@@ -160,9 +160,9 @@ def test_kuairand(kind, tmp_path):
         "is_click": [0, 1, 1, 0],
         "long_view": [1, 0, 0, 1],
     }
-    assert store.item_features["author_id"].codes_V.tolist() == [1, 0, 2] and store.item_features[
+    assert store.item_features["author_id"].codes.tolist() == [1, 0, 2] and store.item_features[
         "tag"
-    ].codes_V.tolist() == [
+    ].codes.tolist() == [
         1,
         0,
         0,
@@ -266,7 +266,7 @@ def test_synthetic_is_seeded_and_has_what_it_promises(tmp_path):
         ).digest
     )
     assert store.num_users == 300 and store.lengths_U.min() >= 5
-    topic_N = store.item_features["topic"].codes_V[store.items_N]
+    topic_N = store.item_features["topic"].codes[store.items_N]
     shares = []
     for user in range(store.num_users):
         counts = np.sort(np.bincount(topic_N[store.offsets_U1[user] : store.offsets_U1[user + 1]]))[

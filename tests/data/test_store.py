@@ -115,7 +115,7 @@ def test_the_order_uses_the_finest_time_even_where_seconds_tie(tmp_path):
     pl.DataFrame({"u": [1, 1, 1], "i": [1, 2, 3], "t": [1999, 1001, 1500]}).write_csv(
         tmp_path / "log.csv"
     )
-    from slipstream.data.prepare import Choices, prepare
+    from slipstream.data.preparation import Choices, prepare
     from slipstream.data.raw_log import Columns
 
     store = prepare(

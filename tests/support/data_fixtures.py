@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.cli.app import main
 from slipstream.data.ingest import Filters, ingest
-from slipstream.data.prepare import own_log
+from slipstream.data.preparation import own_log
 from slipstream.data.raw_log import Columns
 from slipstream.data.store import SequenceStore
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables.collection import TableCollection, combine
+from slipstream.tables.collection import TableCollection
 from slipstream.tables.memory_table import MemoryTable, first_rows
 from slipstream.tables.row_optimizers import (
     DenseAdamW,
@@ -118,7 +118,7 @@ def test_lookup_lends_unique_rows_and_collects_all_gradients(optimizer, rows):
     assert torch.equal(item.rows(0), tables["item"].weights_ND[history])
     assert torch.equal(item.unique_U[item.inverses[1]], negatives)
     (item.rows(0).sum() + 2 * item.rows_UD[item.inverses[1]].sum()).backward()
-    unique, grads = combine(lookups)["item"]
+    unique, grads = tables.exchange.collect(lookups.route, lookups)["item"]
     dense = torch.zeros(rows, 3, dtype=torch.float64).index_copy_(0, unique, grads)
     assert dense[:7, 0].tolist() == [2, 3, 0, 0, 0, 4, 2]
     if not optimizer.updates_untouched_rows:

@@ -12,11 +12,11 @@ import torch
 
 from slipstream.ops.rows import coalesce, unique_keys
 from slipstream.tables.embedding_table import CHUNK, EmbeddingTable
-from slipstream.tables.exchange import Exchange, Gradients, Lookup, Lookups, gradient
+from slipstream.tables.exchange import Exchange, Gradients, Lookups
 from slipstream.tables.replicas import Replicas
 from slipstream.tables.row_optimizers import State
 
-__all__ = ["Lookup", "Lookups", "TableCollection", "combine"]
+__all__ = ["Lookups", "TableCollection", "add"]
 
 
 class TableCollection:
@@ -111,14 +111,3 @@ def add(parts: Sequence[Gradients]) -> Gradients:
         unique_U, inverse_T = unique_keys(torch.cat(keys))
         total[name] = (unique_U, coalesce(torch.cat(grads), inverse_T, unique_U.numel()))
     return total
-
-
-def combine(lookups: Mapping[str, Lookup] | Sequence[Mapping[str, Lookup]]) -> Gradients:
-    """Sum this rank's own gradients per table and key, over the lookups of one step."""
-    steps = [lookups] if isinstance(lookups, Mapping) else lookups
-    return add(
-        [
-            {name: (lookup.unique_U, gradient(lookup)) for name, lookup in each.items()}
-            for each in steps
-        ]
-    )

@@ -182,7 +182,8 @@ class RecordFiles:
 
     def written(self, numbers_U: np.ndarray) -> np.ndarray:
         """Return which of these records have been written."""
-        return np.not_equal(self._where_N[numbers_U] & _LIVE, _NONE)
+        written_U: np.ndarray = (self._where_N[numbers_U] & _LIVE) != _NONE
+        return written_U
 
     def all_written(self, begin: int, end: int) -> np.ndarray:
         """Return the numbers of all records written between `begin` and `end`."""
