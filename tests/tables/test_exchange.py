@@ -1,43 +1,15 @@
-"""The exchange between real gloo ranks: rows arrive where they were asked for, gradients at their
-owners, one message per peer.
-"""
+"""Between real gloo ranks rows arrive where they are requested, gradients at their owners."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from slipstream.tables.collection import TableCollection
+from slipstream.tables.embedding_table import first_rows
 from slipstream.tables.exchange import Exchange
-from slipstream.tables.memory_table import MemoryTable, first_rows
-from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement
 from tests.support.ranks_fixtures import run_ranks
-
-SIZES = {"item": (5000, 8), "genre": (7, 3), "user": (400, 5), "small": (11, 4)}
-
-
-def tables(dtype=torch.float64):
-    optimizers = {"genre": RowwiseAdam(), "small": DenseAdamW(weight_decay=0.1)}
-    return [
-        MemoryTable(n, rows, dim, optimizers.get(n, RowwiseAdagrad()), seed=5, dtype=dtype)
-        for n, (rows, dim) in SIZES.items()
-    ]
-
-
-def batch_keys(rank, step):
-    """Key lists of different sizes per rank; rank 1 asks nothing of `user` and nothing at all in
-    step 2.
-    """
-    draw = torch.Generator().manual_seed(1000 * step + rank)
-    size = 0 if (rank, step) == (1, 2) else 40 + 17 * rank
-    keys = {
-        name: [torch.randint(rows, (size,), generator=draw) for _ in range(2)]
-        for name, (rows, _) in SIZES.items()
-    }
-    keys["item"].append(torch.randint(5000, (size, 3), generator=draw))
-    if rank == 1:
-        del keys["user"]
-    return keys
+from tests.support.table_samples import SIZES, batch_keys, shared_tables
 
 
 def loss_of(lookups, step):
@@ -52,7 +24,7 @@ def loss_of(lookups, step):
 
 def one_rank(world, steps):
     """The same steps with everybody's keys in one process: the oracle."""
-    alone = TableCollection(tables())
+    alone = TableCollection(shared_tables())
     for step in range(steps):
         parts = [alone.lookup(batch_keys(rank, step)) for rank in range(world)]
         sum(loss_of(part, step) for part in parts).backward()
@@ -64,7 +36,9 @@ def check_steps(rank, world, steps):
     """Three steps over the ranks; the largest distance from the oracle over the rows this rank
     owns, weights and state.
     """
-    mine = TableCollection(tables(), Exchange({t.name: t for t in tables()}, dist.group.WORLD))
+    mine = TableCollection(
+        shared_tables(), Exchange({t.name: t for t in shared_tables()}, dist.group.WORLD)
+    )
     for step in range(steps):
         keys = batch_keys(rank, step)
         lookups = mine.lookup(keys)
@@ -103,7 +77,7 @@ def check_rows_and_messages(rank, world):
         sent.append(input_.numel() * input_.element_size())
         return original(output, input_, *splits, **options)
 
-    every = {table.name: table for table in tables(torch.float32)}
+    every = {table.name: table for table in shared_tables(torch.float32)}
     exchange = Exchange(every, dist.group.WORLD)
     twin = exchange.on(dist.new_group(list(range(world))))
     keys, answers = batch_keys(rank, 0), []
@@ -162,45 +136,8 @@ def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
         )  # every key has one owner, and its gradient counts each asking rank once
 
 
-def check_transport(rank, world, kind):
-    every = {table.name: table for table in tables(torch.float32)}
-    exact, rounded = (
-        Exchange(every, dist.group.WORLD),
-        Exchange(every, dist.group.WORLD, transport=kind),
-    )
-    keys, found = batch_keys(rank, 0), {}
-    for name, exchange in (("exact", exact), ("rounded", rounded)):
-        route = exchange.route(keys)
-        lookups = exchange.answer(
-            route, {name: every[name].gather(owned) for name, owned in route.owned.items()}
-        )
-        draw = torch.Generator().manual_seed(rank)
-        for lookup in lookups.values():
-            lookup.rows_UD.grad = torch.randn(lookup.rows_UD.shape, generator=draw) * 1e-9
-        found[name] = (
-            lookups["item"].rows_UD.detach(),
-            exchange.collect(route, lookups)["item"][1],
-        )
-    row_error, grad_error = (
-        (a - b).abs().max() for a, b in zip(found["exact"], found["rounded"], strict=True)
-    )
-    report = rounded.transport.report()
-    assert exact.transport.report() == {}
-    assert 0 < float(row_error) <= report["rows"]["max_error"] * 1.01 + 1e-12
-    return [report["rows"]["relative"], report["gradients"]["relative"], float(grad_error)]
-
-
-@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-10), ("bf16", 2**-7)])
-def test_sixteen_bit_transport_says_its_error(tmp_path, kind, bound):
-    for rows, grads, grad_error in run_ranks(2, f"{__name__}:check_transport", tmp_path, kind=kind):
-        assert (
-            0 < rows < bound and 0 < grads < bound
-        )  # gradients of 1e-9 survive fp16, whose smallest number is 6e-8
-        assert 0 < grad_error < 1e-9 * 10 * bound
-
-
 def test_one_rank_sends_nothing():
-    one = TableCollection(tables())
+    one = TableCollection(shared_tables())
     lookups = one.lookup(batch_keys(0, 0))
     assert one.exchange.communicator is None and torch.equal(
         lookups.route.owned["item"], lookups["item"].unique_U

@@ -1,6 +1,4 @@
-"""The hashed tier against its static twin: a table with a row for every id, reset by hand where the
-hashed one forgets.
-"""
+"""A hashed table equals a table with a row for every id, reset where the hashed one forgets."""
 
 import numpy as np
 import pytest
@@ -8,7 +6,6 @@ import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.tables.embedding_table import Rows, first_rows
-from slipstream.tables.eviction import smallest
 from slipstream.tables.hashed_table import HashedTable
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
@@ -230,11 +227,3 @@ def test_what_cannot_be_is_said():
         hashed().all_rows()
     assert hashed(num_rows=50).all_rows().shape == (50, 4)
     assert not hashed().forgets and hashed(max_rows=5).forgets and hashed(admit_after=2).forgets
-
-
-def test_smallest_breaks_ties_column_by_column():
-    rng = np.random.default_rng(0)
-    columns = [rng.integers(0, 4, 200), rng.integers(0, 4, 200), rng.permutation(200)]
-    for count in (0, 1, 17, 100, 199, 200, 300):
-        expected = np.lexsort(columns[::-1])[:count]
-        assert set(smallest(count, *columns)) == set(expected)

@@ -1,0 +1,46 @@
+"""Sixteen-bit transport reports its error, and rounds rows by themselves."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slipstream.tables.exchange import Exchange
+from tests.support.ranks_fixtures import run_ranks
+from tests.support.table_samples import batch_keys, shared_tables
+
+
+def check_transport(rank, world, kind):
+    every = {table.name: table for table in shared_tables(torch.float32)}
+    exact, rounded = (
+        Exchange(every, dist.group.WORLD),
+        Exchange(every, dist.group.WORLD, transport=kind),
+    )
+    keys, found = batch_keys(rank, 0), {}
+    for name, exchange in (("exact", exact), ("rounded", rounded)):
+        route = exchange.route(keys)
+        lookups = exchange.answer(
+            route, {name: every[name].gather(owned) for name, owned in route.owned.items()}
+        )
+        draw = torch.Generator().manual_seed(rank)
+        for lookup in lookups.values():
+            lookup.rows_UD.grad = torch.randn(lookup.rows_UD.shape, generator=draw) * 1e-9
+        found[name] = (
+            lookups["item"].rows_UD.detach(),
+            exchange.collect(route, lookups)["item"][1],
+        )
+    row_error, grad_error = (
+        (a - b).abs().max() for a, b in zip(found["exact"], found["rounded"], strict=True)
+    )
+    report = rounded.transport.report()
+    assert exact.transport.report() == {}
+    assert 0 < float(row_error) <= report["rows"]["max_error"] * 1.01 + 1e-12
+    return [report["rows"]["relative"], report["gradients"]["relative"], float(grad_error)]
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-10), ("bf16", 2**-7)])
+def test_sixteen_bit_transport_says_its_error(tmp_path, kind, bound):
+    for rows, grads, grad_error in run_ranks(2, f"{__name__}:check_transport", tmp_path, kind=kind):
+        assert (
+            0 < rows < bound and 0 < grads < bound
+        )  # gradients of 1e-9 survive fp16, whose smallest number is 6e-8
+        assert 0 < grad_error < 1e-9 * 10 * bound
