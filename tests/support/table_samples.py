@@ -1,4 +1,4 @@
-"""Small tables for tests: a disk table and its equal in memory, one of every kind, keys for ranks."""
+"""Small tables for tests: on disk and the same in memory, one of every kind, shared by ranks."""
 
 import torch
 

@@ -3,19 +3,17 @@
 import pytest
 import torch
 
-from slipstream.errors import SlipstreamError
 from slipstream.tables.collection import TableCollection
 from slipstream.tables.row_optimizers import (
     RowwiseAdagrad,
     RowwiseAdam,
-    make_row_optimizer,
 )
 from tests.support.table_samples import OPTIMIZERS, small_table
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 @pytest.mark.parametrize("rows", [7, 1000])
-def test_lookup_lends_unique_rows_and_collects_all_gradients(optimizer, rows):
+def test_a_lookup_reads_unique_rows_and_collects_all_gradients(optimizer, rows):
     tables = TableCollection(
         [small_table(optimizer, rows=rows), small_table(optimizer, name="genre", rows=2)]
     )
@@ -56,8 +54,25 @@ def test_keys_outside_the_table_are_refused():
             tables.lookup({"item": [torch.tensor([0, key])]})
     with pytest.raises(TypeError, match="int64"):
         tables.lookup({"item": [torch.tensor([0.0])]})
-    with pytest.raises(SlipstreamError, match="did you mean 'rowwise_adam'"):
-        make_row_optimizer("rowwise_adan", betas=(0.9, 0.98), eps=1e-8)
     assert (
         tables.lookup({"item": [torch.tensor([], dtype=torch.int64)]})["item"].unique_U.numel() == 0
     )
+
+
+def test_saved_tables_are_flat_by_table_and_load_again(tmp_path):
+    one, two = (
+        TableCollection([small_table(RowwiseAdam()), small_table(RowwiseAdagrad(), name="genre")])
+        for _ in range(2)
+    )
+    lookups = one.lookup({"item": [torch.tensor([1, 2])], "genre": [torch.tensor([0])]})
+    (lookups["item"].rows(0).sum() + lookups["genre"].rows(0).sum()).backward()
+    one.apply(lookups, 0.1)
+    saved = {name: value.clone() for name, value in one.state_dict().items()}
+    assert sorted(saved) == [
+        *("genre/state.sum", "genre/weights"),
+        *("item/state.m", "item/state.steps", "item/state.v", "item/weights"),
+    ]
+    two.load_state_dict(saved)
+    assert torch.equal(two.all_rows("item"), one.all_rows("item"))
+    two.clear()
+    assert torch.equal(two.all_rows("item"), small_table(RowwiseAdam()).all_rows())

@@ -11,7 +11,7 @@ import torch
 from slipstream.errors import SlipstreamError
 from slipstream.tables import disk_files
 from slipstream.tables.row_optimizers import RowwiseAdagrad
-from tests.support.table_samples import disk, memory, same, train
+from tests.support.table_samples import DIM, ROWS, disk, memory, same, train
 
 
 def test_a_table_opens_as_it_was_flushed(tmp_path):
@@ -176,3 +176,34 @@ def test_a_really_full_disk(tmp_path):
         opened.close()
     finally:
         subprocess.run(["umount", str(small)], check=True, timeout=10)
+
+
+def test_a_manifest_that_names_the_optimizer_rule_still_opens(tmp_path):
+    table, twin = disk(tmp_path), memory()
+    train(table, twin)
+    table.flush()
+    table.close()
+    path = tmp_path / disk_files.MANIFEST
+    manifest = json.loads(path.read_text())
+    # What tables wrote before `rule` was renamed to `optimizer`, in that order.
+    manifest["table"] = {
+        "name": "item",
+        "dim": DIM,
+        "dtype": "float32",
+        "rule": "rowwise_adam",
+        "seed": 1,
+        "init_scale": 0.035,
+        "layout": "slices",
+        "slices": [0, 65536],
+        "num_rows": ROWS,
+    }
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    with pytest.raises(SlipstreamError, match="has optimizer rowwise_adam, but rowwise_adagrad"):
+        disk(tmp_path, RowwiseAdagrad())
+    again = disk(tmp_path)
+    same(again, twin)
+    train(again, twin, seed=1)
+    again.flush()
+    again.close()
+    assert json.loads(path.read_text())["table"]["optimizer"] == "rowwise_adam"
+    same(disk(tmp_path), twin)

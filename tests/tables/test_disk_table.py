@@ -1,13 +1,13 @@
 """A disk table equals a memory table, whatever its cache holds and whoever reads."""
 
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables import disk_transfer
+from slipstream.tables import disk_table, disk_transfer
 from slipstream.tables.disk_table import DiskTable, ReadThrottle
 from slipstream.tables.embedding_table import Rows
 from slipstream.tables.hashed_table import HashedTable
@@ -224,24 +224,25 @@ def test_a_row_read_before_another_thread_wrote_it_does_not_enter_the_cache(tmp_
     table.close()
 
 
-def test_paced_reads_wait_as_long_as_said_without_working(tmp_path):
-    table = disk(tmp_path)
-    rows = memory().read(torch.arange(ROWS))
-    table.write(torch.arange(ROWS), rows)
+def test_a_read_rate_makes_reads_wait_and_only_reads(tmp_path, monkeypatch):
+    now, table = [100.0], disk(tmp_path)
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(disk_table, "time", clock)
+    table.write(torch.arange(ROWS), memory().read(torch.arange(ROWS)))
     table.flush()
     table.close()
-    paced = disk(tmp_path, read_rate=2000.0)
-    begin, work = time.monotonic(), time.process_time()
+    throttled = disk(tmp_path, read_rate=2000.0)
     for start in range(0, 600, 200):
-        paced.read(torch.arange(start, start + 200))
-    assert time.monotonic() - begin >= 0.3
-    assert time.process_time() - work < 0.25
+        throttled.read(torch.arange(start, start + 200))
+    assert now[0] == pytest.approx(100.3)
     with pytest.raises(ValueError, match="read_rate"):
         ReadThrottle(0)
-    paced.close()
+    throttled.close()
 
 
-def test_keys_and_rules_that_do_not_belong(tmp_path):
+def test_keys_and_optimizers_that_do_not_belong_are_refused(tmp_path):
     table = disk(tmp_path)
     for key in (-1, ROWS, 2**62):
         for call in (

@@ -16,7 +16,7 @@ from tests.support.table_samples import DIM, ROWS, every_kind
 @pytest.mark.parametrize(
     "optimizer", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda optimizer: optimizer.name
 )
-def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
+def test_all_kinds_of_tables_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
     tables = every_kind(tmp_path, optimizer, dtype)
     target = torch.randn(DIM, dtype=dtype, generator=torch.Generator().manual_seed(0))
     for name, table in tables.items():
@@ -37,8 +37,8 @@ def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
                 table.flush()
     everything = torch.arange(ROWS)
     expected = tables["memory"].read(everything)
-    moved = expected.state["sum" if optimizer.name == "rowwise_adagrad" else "steps"] > 0
-    assert 500 < int(moved.sum()) < ROWS
+    updated = expected.state["sum" if optimizer.name == "rowwise_adagrad" else "steps"] > 0
+    assert 500 < int(updated.sum()) < ROWS
     for name, table in tables.items():
         got = table.read(everything)
         assert torch.equal(got.weights_UD, expected.weights_UD), name
@@ -46,11 +46,11 @@ def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
             torch.equal(got.state[entry], expected.state[entry]) for entry in expected.state
         ), name
         kept = torch.cat([keys for keys, _ in table.touched()])
-        assert set(moved.nonzero().squeeze(1).tolist()) <= set(kept.tolist())
+        assert set(updated.nonzero().squeeze(1).tolist()) <= set(kept.tolist())
         table.close()
 
 
-def test_rows_move_between_tiers_with_their_state(tmp_path):
+def test_rows_go_from_one_kind_of_table_to_another_with_their_state(tmp_path):
     tables = every_kind(tmp_path, RowwiseAdam())
     keys = torch.arange(0, ROWS, 3)
     tables["memory"].apply(keys, torch.randn(len(keys), DIM), 0.1)

@@ -33,9 +33,7 @@ def one_rank(world, steps):
 
 
 def check_steps(rank, world, steps):
-    """Three steps over the ranks; the largest distance from the oracle over the rows this rank
-    owns, weights and state.
-    """
+    """Train over the ranks; returns the largest difference from the oracle of this rank's rows."""
     mine = TableCollection(
         shared_tables(), Exchange({t.name: t for t in shared_tables()}, dist.group.WORLD)
     )
@@ -61,15 +59,14 @@ def check_steps(rank, world, steps):
     return worst
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_end_where_one_rank_ends(tmp_path, world):
     assert max(run_ranks(world, f"{__name__}:check_steps", tmp_path, steps=4)) < 1e-12
 
 
 def check_rows_and_messages(rank, world):
-    """Rows that arrive are the born rows, bit for bit; every exchange is one message per peer; the
-    twin lane gives the same.
-    """
+    """Rows arrive bit for bit, in one message per peer, also over another communicator."""
     sent = []
     original = dist.all_to_all_single
 
@@ -115,6 +112,7 @@ def check_rows_and_messages(rank, world):
     }
 
 
+@pytest.mark.system
 def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
     answers = run_ranks(2, f"{__name__}:check_rows_and_messages", tmp_path)
     for name in ("item", "genre", "user"):

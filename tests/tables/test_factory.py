@@ -41,7 +41,7 @@ def test_every_rank_has_its_own_directory(tmp_path):
     ]
 
 
-def test_the_recipe_names_the_tier(tmp_path):
+def test_the_recipe_names_the_kind_of_table(tmp_path):
     made = every_kind(tmp_path, RowwiseAdam())
     assert [type(table) for table in made.values()] == [
         MemoryTable,

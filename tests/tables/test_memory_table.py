@@ -11,20 +11,14 @@ from slipstream.tables.slices import Placement, slice_of
 from tests.support.table_samples import OPTIMIZERS, small_table
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
-def test_creating_a_table_costs_nothing():
-    before = resident()
-    table = MemoryTable("big", 50_000_000, 64, RowwiseAdam())
-    assert resident() - before < 50 << 20  # the table is 25 GB
+def test_only_rows_that_are_used_get_a_value_in_a_table_larger_than_memory():
+    table = MemoryTable("big", 50_000_000, 64, RowwiseAdam())  # 25 GB
     keys = torch.tensor([0, 49_999_999, 7])
     assert torch.equal(table.gather(keys), first_rows(0, "big", keys, 64, 0.035, torch.float32))
+    assert [part.sort().values.tolist() for part, _ in table.touched()] == [[0, 7, 49_999_999]]
 
 
-def test_rows_are_born_once_and_keep_what_was_written():
+def test_first_values_are_set_once_and_never_over_what_was_written():
     table = MemoryTable("item", 100, 4, RowwiseAdagrad(), dtype=torch.float64)
     table.write(
         torch.tensor([3]),
@@ -83,7 +77,7 @@ def test_parts_of_a_table_together_are_the_table(optimizer):
         parts[0].load_state_dict({"weights": torch.zeros(1, 6)})
 
 
-def test_touched_gives_every_born_row_in_slice_order_and_rebuilds_the_table():
+def test_touched_rows_come_by_slice_and_rebuild_the_table():
     table = MemoryTable("item", 3000, 4, RowwiseAdam())
     table.apply(torch.arange(0, 3000, 3), torch.randn(1000, 4), 0.1)
     chunks = list(table.touched(chunk=64))
@@ -116,7 +110,7 @@ def test_a_table_grows_and_keeps_its_rows():
         table.grow(5)
 
 
-def test_keys_outside_are_refused_by_every_verb():
+def test_keys_outside_are_refused_by_every_method():
     table = MemoryTable("item", 7, 2, RowwiseAdagrad())
     rows = table.read(torch.tensor([1]))
     for key in (-1, 7, 2**62):
@@ -131,7 +125,7 @@ def test_keys_outside_are_refused_by_every_verb():
                 call()
 
 
-def test_a_row_is_born_from_its_name_alone():
+def test_a_first_value_depends_on_seed_table_and_key_alone():
     big = small_table(RowwiseAdagrad(), rows=70_000, dim=2, dtype=torch.float32)
     keys = torch.tensor([69_999, 3, 65_536])
     assert torch.equal(big.gather(keys), first_rows(5, "item", keys, 2, 0.1, torch.float32))
@@ -147,7 +141,7 @@ def test_gather_is_a_copy():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
-def test_a_row_travels_with_its_state(optimizer):
+def test_a_row_is_written_with_its_state(optimizer):
     here, there = small_table(optimizer), small_table(optimizer)
     keys, grads = torch.tensor([0, 3]), torch.randn(2, 3, dtype=torch.float64)
     here.apply(keys, grads, 0.1)

@@ -14,18 +14,18 @@ from tests.support.table_samples import OPTIMIZERS, small_table
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
-def test_untouched_rows_move_only_where_the_rule_says_so(optimizer):
+def test_untouched_rows_change_only_under_an_optimizer_that_declares_it(optimizer):
     one = small_table(optimizer)
     keys, grads = torch.tensor([1, 4]), torch.randn(2, 3, dtype=torch.float64)
     one.apply(torch.tensor([2]), torch.ones(1, 3, dtype=torch.float64), 0.1)
     before = one.weights_ND.clone()
     one.apply(keys, grads, 0.1)
-    moved = (one.weights_ND != before).any(1)
-    assert moved[keys].all()
-    assert bool(moved[2]) == optimizer.updates_untouched_rows
+    changed = (one.weights_ND != before).any(1)
+    assert changed[keys].all()
+    assert bool(changed[2]) == optimizer.updates_untouched_rows
 
 
-def test_dense_adamw_is_torchs():
+def test_dense_adamw_equals_that_of_torch():
     one = small_table(DenseAdamW(betas=(0.9, 0.98), weight_decay=0.1))
     embedding = torch.nn.Embedding.from_pretrained(one.weights_ND.clone(), freeze=False)
     optimizer = torch.optim.AdamW(
@@ -43,7 +43,7 @@ def test_dense_adamw_is_torchs():
     assert torch.allclose(one.weights_ND, embedding.weight, rtol=1e-12, atol=1e-14)
 
 
-def test_rowwise_rules_written_out():
+def test_rowwise_optimizers_follow_their_written_out_formulas():
     adagrad, adam = (
         small_table(RowwiseAdagrad(eps=1e-6)),
         small_table(RowwiseAdam(betas=(0.8, 0.9), eps=1e-6)),
