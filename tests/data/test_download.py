@@ -38,9 +38,7 @@ class Answer(io.BytesIO):
 
 @pytest.fixture
 def network(monkeypatch, tmp_path):
-    """A network of our own: `answers` are given in turn, an exception is raised; every call is
-    noted.
-    """
+    """A fake network: `answers` are returned (or raised) in turn, and every call is recorded."""
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
 
     net = SimpleNamespace(answers=[], calls=[], packages=[])

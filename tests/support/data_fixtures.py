@@ -45,9 +45,7 @@ def store_of(
 def store_with_lengths(
     directory: Path, lengths: Sequence[int], items: int = 50, seed: int = 0
 ) -> SequenceStore:
-    """A store whose user u has `lengths[u]` behaviours with times 10, 20, 30 … and an action
-    `click`.
-    """
+    """A store whose user u has `lengths[u]` behaviours at 10, 20, 30 …, with an action `click`."""
     generator = np.random.default_rng(seed)
     rows = [
         (user, int(generator.integers(items)), 10 * (place + 1))

@@ -147,6 +147,7 @@ def test_a_disk_that_fills_up_while_flushing_keeps_the_last_flush(tmp_path, monk
     reopened.close()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_really_full_disk(tmp_path):
     small = tmp_path / "small"
@@ -154,7 +155,7 @@ def test_a_really_full_disk(tmp_path):
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)],
         capture_output=True,
-        timeout=10,
+        timeout=120,
     )
     if mounted.returncode:
         pytest.skip("mounting is not allowed here")
@@ -175,7 +176,7 @@ def test_a_really_full_disk(tmp_path):
             same(opened, flushed)
         opened.close()
     finally:
-        subprocess.run(["umount", str(small)], check=True, timeout=10)
+        subprocess.run(["umount", str(small)], check=True, timeout=120)
 
 
 def test_a_manifest_that_names_the_optimizer_rule_still_opens(tmp_path):

@@ -19,9 +19,7 @@ def hashed(optimizer=None, dim=4, dtype=torch.float32, **options):
 
 
 class StaticTwin:
-    """A row for each of the sorted `ids`, and by plain sorting the knowledge of which ids the
-    hashed table keeps.
-    """
+    """A row for each of the sorted `ids`; plain sorting tells which ids the hashed table keeps."""
 
     def __init__(self, ids, optimizer, dim, admit_after, max_rows, evict):
         self.ids, self.admit_after, self.max_rows, self.evict = ids, admit_after, max_rows, evict

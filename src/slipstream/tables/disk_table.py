@@ -1,5 +1,7 @@
-"""A table on disk, which may be larger than memory. Touch this when cache and files work together
-differently; the record layout is in disk_records.py, the way of committing in disk_files.py.
+"""A table on disk, which may be larger than memory.
+
+Touch this when cache and files work together differently; the record layout is in disk_records.py,
+the way of committing in disk_files.py.
 
 Rows are in files, read by several threads. A write-back cache of `cache_bytes` holds the rows in
 use, and optimizers update them there. `flush` makes all rows durable; a process killed at any
@@ -11,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,22 +100,10 @@ class DiskTable:
             if numbered
             else SliceNumbering(num_rows, self._format.bytes, placement, rank)
         )
-        spec = {
-            "name": name,
-            "dim": dim,
-            "dtype": str(dtype).removeprefix("torch."),
-            "optimizer": optimizer.name,
-            "seed": seed,
-            "init_scale": init_scale,
-            "layout": self._numbering.layout,
-            "slices": [self._numbering.low, self._numbering.high],
-        }
-        if not numbered:
-            spec["num_rows"] = num_rows
         self._cache = RowCache(name, cache_bytes, self._format.bytes, optimizer, dim, dtype)
         self._files = RecordFiles(
             Path(directory),
-            spec,
+            self._describe() | ({} if numbered else {"num_rows": num_rows}),
             self._format.bytes,
             self._numbering.first_of_file,
             self._numbering.names,
@@ -126,6 +117,19 @@ class DiskTable:
         # Counts the writes of dirty rows: rows read before the last one may be out of date.
         self._written_back = 0
         self.counters = {"hits": 0, "reads": 0, "initialized": 0, "written": 0}
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what the manifest must agree with when the table is opened again."""
+        return {
+            "name": self.name,
+            "dim": self.dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "optimizer": self.optimizer.name,
+            "seed": self.seed,
+            "init_scale": self.init_scale,
+            "layout": self._numbering.layout,
+            "slices": [self._numbering.low, self._numbering.high],
+        }
 
     @property
     def record_bytes(self) -> int:
