@@ -10,13 +10,22 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream.cli.app import main
 from slipstream.data.ingest import Filters, ingest
 from slipstream.data.preparation import own_log
 from slipstream.data.raw_log import Columns
 from slipstream.data.store import SequenceStore
 
 Behaviour = tuple[Any, Any, int]  # user, item, time
+# A log of four behaviours.
+GOOD = {
+    "user_id": [1, 1, 2, 2],
+    "item_id": [5, 6, 5, 7],
+    "timestamp": [1, 2, 3, 4],
+    "click": [0, 1, 1, 0],
+}
+# MovieLens in miniature (user, item, rating, time), and its sequences of (item, time).
+RATINGS = [(1, 10, 5, 100), (1, 20, 3, 100), (2, 10, 4, 50), (1, 30, 1, 90), (2, 30, 2, 60)]
+EXPECTED = {1: [(30, 90), (10, 100), (20, 100)], 2: [(10, 50), (30, 60)]}
 
 
 def store_of(
@@ -69,21 +78,16 @@ def sequences(store: SequenceStore) -> dict[Any, list[tuple[Any, int]]]:
 
 def run_cli(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """`slipstream …` in this process; returns the exit code."""
+    from slipstream.cli.app import main
+
     monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
 
 
-GOOD = {
-    "user_id": [1, 1, 2, 2],
-    "item_id": [5, 6, 5, 7],
-    "timestamp": [1, 2, 3, 4],
-    "click": [0, 1, 1, 0],
-}
-
-
 def csv(rows: list[str]) -> str:
+    """A CSV log of these lines, with the columns of `GOOD`."""
     return "user_id,item_id,timestamp,click\n" + "\n".join(rows) + "\n"
 
 
@@ -97,13 +101,8 @@ def refuse(arguments, tmp_path, monkeypatch, capsys) -> str:
     return message
 
 
-RATINGS = [(1, 10, 5, 100), (1, 20, 3, 100), (2, 10, 4, 50), (1, 30, 1, 90), (2, 30, 2, 60)]
-
-
-EXPECTED = {1: [(30, 90), (10, 100), (20, 100)], 2: [(10, 50), (30, 60)]}
-
-
 def movielens_1m(root: Path) -> Path:
+    """A folder in the shape of the MovieLens 1M release, with `RATINGS`."""
     root.mkdir()
     (root / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in RATINGS))
     movies = (
