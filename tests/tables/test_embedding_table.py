@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from slipstream.errors import SlipstreamError
 from slipstream.tables.collection import TableCollection
-from slipstream.tables.embedding_table import first_rows
+from slipstream.tables.embedding_table import check_keys, first_rows, save_touched, write_saved
 from slipstream.tables.factory import make_table
 from slipstream.tables.row_optimizers import RowwiseAdagrad, RowwiseAdam
 from tests.support.table_samples import DIM, ROWS, every_kind
@@ -104,3 +105,29 @@ def test_first_rows_do_not_depend_on_who_computes_them(dtype, monkeypatch):
     assert torch.allclose(
         mine.double(), first_rows(3, "item", keys, 7, 0.1, torch.float64), atol=1e-8
     )
+
+
+def test_keys_must_be_int64_rows_of_the_table():
+    check_keys("item", None, torch.tensor([0, 2**63 - 1]))
+    check_keys("item", 5, torch.tensor([], dtype=torch.int64))
+    with pytest.raises(TypeError, match="keys of table 'item' must be int64"):
+        check_keys("item", 5, torch.tensor([1], dtype=torch.int32))
+    for num_rows, key, rows in ((5, 5, "0 … 4"), (5, -1, "0 … 4"), (None, -7, "0 … 2\\^63 - 1")):
+        with pytest.raises(IndexError, match=f"has rows {rows}, but a key is {key}"):
+            check_keys("item", num_rows, torch.tensor([key]))
+
+
+def test_a_table_needs_a_row_and_a_column(tmp_path):
+    for rows, dim in ((0, 4), (4, 0)):
+        with pytest.raises(ValueError, match=f"got {rows} x {dim}"):
+            make_table("memory", "item", rows, dim, RowwiseAdam())
+        with pytest.raises(ValueError, match=f"got {rows} x {dim}"):
+            make_table("disk", "item", rows, dim, RowwiseAdam(), directory=tmp_path)
+
+
+def test_saved_rows_of_another_width_or_optimizer_are_refused(tmp_path):
+    saved = save_touched(every_kind(tmp_path / "a", RowwiseAdagrad())["disk"])
+    assert sorted(saved) == ["keys", "state.sum", "weights"] and len(saved["keys"]) == 0
+    other = every_kind(tmp_path / "b", RowwiseAdam())["hashed"]
+    with pytest.raises(SlipstreamError, match="do not fit: this table has rows of 6"):
+        write_saved(other, saved)

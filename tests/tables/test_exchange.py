@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from slipstream.tables.collection import TableCollection
 from slipstream.tables.embedding_table import first_rows
-from slipstream.tables.exchange import Exchange
+from slipstream.tables.exchange import Exchange, by_channel, distinct, gradient, segments
 from slipstream.tables.slices import Placement
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.table_samples import SIZES, batch_keys, shared_tables
@@ -140,3 +140,35 @@ def test_one_rank_sends_nothing():
     assert one.exchange.communicator is None and torch.equal(
         lookups.route.owned["item"], lookups["item"].unique_U
     )
+
+
+@pytest.mark.parametrize("num_rows", [None, 12, 10_000])
+def test_distinct_keys_are_the_same_by_counting_and_by_sorting(num_rows):
+    lists = [torch.tensor([7, 3, 7]), torch.tensor([[11, 3], [0, 7]])]
+    unique_U, places = distinct(lists, num_rows)
+    assert unique_U.tolist() == [0, 3, 7, 11]
+    assert [unique_U[each].tolist() for each in places] == [each.tolist() for each in lists]
+
+
+def test_a_table_whose_rows_are_all_used_needs_no_places():
+    lists = [torch.tensor([1, 0, 2, 1])]
+    unique_U, places = distinct(lists, 3)
+    assert unique_U.tolist() == [0, 1, 2] and places[0] is lists[0]
+
+
+def test_a_received_buffer_is_cut_by_rank_and_joined_by_channel():
+    flat, counts_WC, widths = torch.arange(11), [[1, 2], [0, 3]], [1, 2]
+    cut = [(w, c, part.tolist()) for w, c, part in segments(flat, counts_WC, widths)]
+    assert cut == [(0, 0, [0]), (0, 1, [1, 2, 3, 4]), (1, 0, []), (1, 1, [5, 6, 7, 8, 9, 10])]
+    assert [part.tolist() for part in by_channel(flat, counts_WC, widths)] == [
+        [0],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    ]
+
+
+def test_rows_that_the_backward_pass_did_not_reach_have_zero_gradients():
+    one = TableCollection(shared_tables())
+    lookups = one.lookup(batch_keys(0, 0))
+    assert not gradient(lookups["item"]).any()
+    lookups["item"].rows(0).sum().backward()
+    assert gradient(lookups["item"]).sum() == 8 * 40

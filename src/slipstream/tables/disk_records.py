@@ -127,7 +127,7 @@ Numbering = SliceNumbering | PlainNumbering
 
 
 def ranges(count: int, shortest: int = 1 << 20, most: int = 32) -> list[tuple[int, int]]:
-    """Split 0 … count - 1 into at most `most` ranges (begin, end), none shorter than `shortest`."""
+    """Split 0 … count - 1 into equal ranges (begin, end) but for the last, at most `most`."""
     length = max(shortest, -(-count // most))
     return [(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
