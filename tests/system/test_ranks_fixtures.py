@@ -1,4 +1,4 @@
-"""Ranks that tests start: their answers come back in order, and a failure names who failed first."""
+"""Ranks that tests start: answers come in order, and a failure names who failed first."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Jagged data, from a raw log to batches. Touch this room for new logs, stores, samplers or balance.
+"""Jagged data, from a raw log to batches. Touch this room for new logs, stores or samplers.
 
 A log becomes a store (preparation, ingest, store); samplers cut batches from it (sampler, windows,
 balance). The room knows no other.
