@@ -108,7 +108,7 @@ def prepare(
     **choices: Any,
 ) -> SequenceStore:
     """Prepare a known data set or a log of one's own into a sequence store; the choices are those
-    of `data.preparation.Choices`.
+    of `data.prepare.Choices`.
     """
     chosen = Choices(source=None if source is None else Path(source), **choices)
     return prepare_store(name, out, chosen, force=force, progress=progress)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.ops.row_gather import gather_rows
 from slipstream.tables.embedding_table import Rows, first_rows
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
@@ -161,3 +162,23 @@ def test_saved_state_restores_exactly_and_refuses_another_table(optimizer):
         assert torch.equal(value, two.state_dict()[name])
     with pytest.raises(SlipstreamError, match="do not fit"):
         small_table(optimizer, rows=8).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
+)
+@pytest.mark.parametrize("shape", [(50, 7), (50, 64), (50,)])
+def test_gather_copies_any_bytes(dtype, shape):
+    table = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    for count in (0, 1, 9, 5000):
+        rows = torch.randint(50, (count,), generator=torch.Generator().manual_seed(count))
+        assert torch.equal(gather_rows(table, rows), table.index_select(0, rows))
+        assert torch.equal(
+            gather_rows(table, rows, backend="reference"), table.index_select(0, rows)
+        )
+    assert torch.equal(
+        gather_rows(table.t(), torch.tensor([0])), table.t().index_select(0, torch.tensor([0]))
+    )
+    for bad in (-1, 50):
+        with pytest.raises(IndexError, match="between 0 and 49"):
+            gather_rows(table, torch.tensor([bad]))
