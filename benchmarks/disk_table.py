@@ -100,7 +100,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     lost = int((found.weights_UD != trained.weights_UD).any(1).sum()) + int(
         (found.state["steps"] != trained.state["steps"]).sum()
     )
-    served = counters["hits"] + counters["reads"] + counters["born"]
+    served = counters["hits"] + counters["reads"] + counters["initialized"]
     claims = {
         "table_bytes": float(num_rows * record_bytes),
         "budget_bytes": float(budget),

@@ -1,6 +1,4 @@
-"""SIGTERM ends what is inside as Ctrl-C does, once, and leaves the process's own handling as it
-was.
-"""
+"""SIGTERM ends a block as Ctrl-C does, once, and the process's own handler comes back."""
 
 import os
 import signal
@@ -11,14 +9,14 @@ import pytest
 from slipstream.interrupts import terminated_as_interrupted
 
 
-def test_sigterm_is_an_interrupt_once_and_then_as_before():
+def test_sigterm_interrupts_once_and_the_old_handler_comes_back():
     before, tidied = signal.getsignal(signal.SIGTERM), []
     with pytest.raises(KeyboardInterrupt), terminated_as_interrupted():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.pause()
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)  # does not disturb the taking down
+            os.kill(os.getpid(), signal.SIGTERM)  # does not interrupt the cleaning up
             tidied.append(True)
     assert tidied == [True] and signal.getsignal(signal.SIGTERM) == before
 
@@ -32,5 +30,5 @@ def test_another_thread_changes_nothing():
 
     thread = threading.Thread(target=inside)
     thread.start()
-    thread.join(10)
+    thread.join()
     assert seen == [signal.getsignal(signal.SIGTERM)]

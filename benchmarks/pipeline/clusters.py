@@ -22,7 +22,7 @@ from slipstream.bench.harness import Row, median
 from slipstream.bench.step_samples import JaggedStep
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.download import cache_directory
-from slipstream.data.prepare import prepare
+from slipstream.data.preparation import prepare
 from slipstream.data.sampler import SamplerConfig, TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.pipeline.clustering import VISITS, cluster_samples, key_inflation, window_shares

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.staleness.variants import BASELINE, STALE, VARIANTS
-from slipstream.data.prepare import Choices, prepare
+from slipstream.data.preparation import Choices, prepare
 from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic
 from slipstream.errors import SlipstreamError, did_you_mean

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.config import load_recipe
-from slipstream.data.prepare import Choices, Progress
-from slipstream.data.prepare import prepare as prepare_store
+from slipstream.data.preparation import Choices, Progress
+from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json

@@ -1,4 +1,6 @@
-"""A bundle: a trained recommender as plain files, the hand-over from training to serving.
+"""A bundle: a trained recommender as plain files, written by training and read by serving.
+
+Touch this when serving needs something more from training.
 
     bundle.json           format, recipe, sizes, figures; `version` is a digest of everything that
                           decides a score
@@ -53,7 +55,7 @@ class Bundle:
 
 
 def content_version(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
-    """Digest of what decides a score: two bundles with the same version answer alike."""
+    """Compute the digest of all that decides a score; equal versions give equal scores."""
     digest = hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         value = tensors[name].detach().contiguous()
@@ -70,15 +72,16 @@ def write_bundle(
     items: Path,
     **figures: Any,
 ) -> str:
-    """Write a bundle whole; returns its version. `figures` (metrics, step) are told but do not
-    count for the version.
+    """Write a bundle, whole or not at all, and return its version.
+
+    `figures` (metrics, step) are recorded but do not change the version.
     """
-    decides = {
+    deciding = {
         "format": FORMAT,
         "recipe": {k: recipe[k] for k in ("task", "tasks", "model", "loss") if k in recipe},
         "sizes": sizes,
     }
-    version = content_version(decides, tensors)
+    version = content_version(deciding, tensors)
     with atomic_directory(directory) as temporary:
         save_file(
             {name: value.detach().contiguous() for name, value in tensors.items()},
@@ -99,7 +102,7 @@ def write_bundle(
 
 
 def read_bundle(directory: str | Path) -> Bundle:
-    """Open a bundle; a damaged or foreign one is one clear sentence."""
+    """Open a bundle; anything else is a SlipstreamError."""
     directory = Path(directory)
     if not (directory / DESCRIPTION).is_file():
         raise SlipstreamError(

@@ -1,4 +1,7 @@
-"""Files that are either whole or absent: written beside their place, flushed, then renamed."""
+"""Files and directories that are either whole or absent: written to a temporary path, then renamed.
+
+Touch this when files must survive another kind of failure.
+"""
 
 import contextlib
 import json
@@ -13,9 +16,7 @@ from slipstream.errors import SlipstreamError
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file or a directory entry to the disk, so that a rename after it survives a power
-    cut.
-    """
+    """Flush a file or a directory to the disk, so that a rename after it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -24,7 +25,8 @@ def fsync_path(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_is_an_error(target: Path) -> Iterator[None]:
+def _explain_write_errors(target: Path) -> Iterator[None]:
+    """Turn an OSError (a full disk, say) into a SlipstreamError that names `target`."""
     try:
         yield
     except OSError as error:
@@ -35,11 +37,9 @@ def _full_disk_is_an_error(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `target`; it takes `target`'s place when the block ends, and
-    vanishes when the block fails.
-    """
+    """Yield a temporary path, which becomes `target` when the block ends without an error."""
     target = Path(target)
-    with _full_disk_is_an_error(target):
+    with _explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(descriptor)
@@ -56,11 +56,9 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Like `atomic_file` for a directory. An existing `target` is replaced only once the new one is
-    complete.
-    """
+    """Yield a temporary directory, as `atomic_file`; it replaces `target` only when complete."""
     target = Path(target)
-    with _full_disk_is_an_error(target):
+    with _explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: what was built is taken down again before the process ends."""
+"""SIGTERM handled as Ctrl-C, so that `finally` blocks run before the process ends."""
 
 import contextlib
 import signal
@@ -9,12 +9,12 @@ from typing import Any
 
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Only a main thread can be told;
-    elsewhere nothing changes.
-    """
+    """Raise KeyboardInterrupt on SIGTERM inside the block; only the main thread can do this."""
 
     def interrupt(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not stop the taking down
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # a second one must not interrupt the cleaning up
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

@@ -25,7 +25,7 @@ from benchmarks.staleness.summary import summarise
 from benchmarks.staleness.tables import markdown
 from benchmarks.staleness.variants import BY_NAME, VARIANTS
 from slipstream.cli.app import run_command
-from slipstream.data.prepare import Choices, prepare
+from slipstream.data.preparation import Choices, prepare
 from slipstream.errors import SlipstreamError
 from slipstream.tables.embedding_table import Rows
 

@@ -47,7 +47,7 @@ def same(one, other):
 
 
 def windows(batch):
-    """Per user: (user, first position, items, times, next items, next times, supervised, clicks)."""
+    """Per user: (user, first position, items, times, next items and times, supervised, clicks)."""
     for b in range(batch.num_users):
         part = slice(int(batch.offsets_B1[b]), int(batch.offsets_B1[b + 1]))
         tensors = (

@@ -1,5 +1,6 @@
 """Small logs and stores for the tests of the data room."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,22 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slipstream.cli.app import app as cli
 from slipstream.data.ingest import Filters, ingest
-from slipstream.data.prepare import own_log
+from slipstream.data.preparation import own_log
 from slipstream.data.raw_log import Columns
 from slipstream.data.store import SequenceStore
 
 Behaviour = tuple[Any, Any, int]  # user, item, time
+# A log of four behaviours.
+GOOD = {
+    "user_id": [1, 1, 2, 2],
+    "item_id": [5, 6, 5, 7],
+    "timestamp": [1, 2, 3, 4],
+    "click": [0, 1, 1, 0],
+}
+# MovieLens in miniature (user, item, rating, time), and its sequences of (item, time).
+RATINGS = [(1, 10, 5, 100), (1, 20, 3, 100), (2, 10, 4, 50), (1, 30, 1, 90), (2, 30, 2, 60)]
+EXPECTED = {1: [(30, 90), (10, 100), (20, 100)], 2: [(10, 50), (30, 60)]}
 
 
 def store_of(
@@ -44,9 +54,7 @@ def store_of(
 def store_with_lengths(
     directory: Path, lengths: Sequence[int], items: int = 50, seed: int = 0
 ) -> SequenceStore:
-    """A store whose user u has `lengths[u]` behaviours with times 10, 20, 30 … and an action
-    `click`.
-    """
+    """A store whose user u has `lengths[u]` behaviours at 10, 20, 30 …, with an action `click`."""
     generator = np.random.default_rng(seed)
     rows = [
         (user, int(generator.integers(items)), 10 * (place + 1))
@@ -70,7 +78,36 @@ def sequences(store: SequenceStore) -> dict[Any, list[tuple[Any, int]]]:
 
 def run_cli(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """`slipstream …` in this process; returns the exit code."""
+    from slipstream.cli.app import main
+
     monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     return int(ended.value.code or 0)
+
+
+def csv(rows: list[str]) -> str:
+    """A CSV log of these lines, with the columns of `GOOD`."""
+    return "user_id,item_id,timestamp,click\n" + "\n".join(rows) + "\n"
+
+
+def refuse(arguments, tmp_path, monkeypatch, capsys) -> str:
+    """Run, expect exit 1 with a single `error:` line, and nothing new on the disk."""
+    before = sorted(os.listdir(tmp_path))
+    assert run_cli(arguments, monkeypatch) == 1
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("error: ") and "\n" not in message and "Traceback" not in message
+    assert sorted(os.listdir(tmp_path)) == before
+    return message
+
+
+def movielens_1m(root: Path) -> Path:
+    """A folder in the shape of the MovieLens 1M release, with `RATINGS`."""
+    root.mkdir()
+    (root / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in RATINGS))
+    movies = (
+        "10::Héat: A Film (1995)::Action|Crime\n20::Nothing::Drama\n40::Never Rated (1990)::Drama\n"
+    )
+    (root / "movies.dat").write_bytes(movies.encode("latin-1"))
+    (root / "users.dat").write_text("1::F::18::3::12345\n2::M::25::7::54321\n")
+    return root

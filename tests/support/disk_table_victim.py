@@ -1,6 +1,4 @@
-"""Trains a disk table step by step, flushing now and then, until it is killed: the victim of
-test_tables_disk_crash.
-"""
+"""A process that trains a disk table and flushes it until it is killed (test_disk_table_kill)."""
 
 import sys
 from pathlib import Path
@@ -16,20 +14,20 @@ ROWS, DIM, FLUSH_EVERY = 2000, 4, 3
 
 
 def make(kind: str, directory: Path | None):
-    """The table under test, or with no directory its twin in memory."""
+    """The table under test; without a directory the same table in memory."""
     options = {"seed": 2, "dtype": torch.float32}
     if kind == "disk":
         if directory is None:
             return MemoryTable("item", ROWS, DIM, RowwiseAdam(), **options)
         return DiskTable("item", ROWS, DIM, RowwiseAdam(), directory, cache_bytes=30_000, **options)
-    ground = (
+    storage = (
         MemoryTable("item", 16, DIM, RowwiseAdam(), **options)
         if directory is None
         else DiskTable(
             "item", 16, DIM, RowwiseAdam(), directory, cache_bytes=30_000, numbered=True, **options
         )
     )
-    return HashedTable(ground, admit_after=2, max_rows=900, num_rows=ROWS)
+    return HashedTable(storage, admit_after=2, max_rows=900, num_rows=ROWS)
 
 
 def step(table, number: int) -> None:

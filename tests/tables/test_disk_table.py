@@ -1,64 +1,20 @@
-"""The disk tier: as the memory tier while it runs, as of its last flush when it is opened, and
-plain words for what goes wrong.
-"""
+"""A disk table equals a memory table, whatever its cache holds and whoever reads."""
 
-import errno
-import json
-import os
-import subprocess
 import threading
-import time
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.tables import disk_files, disk_transfer
-from slipstream.tables.disk_records import RecordFormat, SliceNumbers
-from slipstream.tables.disk_table import DiskTable, Pace
+from slipstream.tables import disk_table, disk_transfer
+from slipstream.tables.disk_table import DiskTable, ReadThrottle
 from slipstream.tables.embedding_table import Rows
 from slipstream.tables.hashed_table import HashedTable
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement, slice_of
-
-ROWS, DIM = 3000, 6
-
-
-def disk(directory, optimizer=None, cache_bytes=60_000, rows=ROWS, dim=DIM, **options):
-    return DiskTable(
-        "item",
-        rows,
-        dim,
-        optimizer or RowwiseAdam(),
-        directory,
-        cache_bytes=cache_bytes,
-        seed=1,
-        **options,
-    )
-
-
-def memory(optimizer=None, **options):
-    return MemoryTable("item", ROWS, DIM, optimizer or RowwiseAdam(), seed=1, **options)
-
-
-def train(*tables, steps=6, seed=0, width=300):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        keys = (torch.rand(width, generator=generator) ** 2 * ROWS).long().unique()
-        grads = torch.randn(len(keys), DIM, generator=generator)
-        for table in tables:
-            table.gather(keys)
-            table.apply(keys, grads, 0.1)
-
-
-def same(one, other, keys=None):
-    keys = torch.arange(ROWS) if keys is None else keys
-    mine, twins = one.read(keys), other.read(keys)
-    assert torch.equal(mine.weights_UD, twins.weights_UD)
-    assert mine.state.keys() == twins.state.keys()
-    assert all(torch.equal(mine.state[name], twins.state[name]) for name in mine.state)
+from tests.support.table_samples import DIM, ROWS, disk, memory, same, train
 
 
 @pytest.mark.parametrize(
@@ -98,30 +54,6 @@ def test_batches_larger_than_the_cache_are_served(tmp_path):
         each.write(torch.arange(ROWS), rows)
     same(table, twin)
     table.close()
-
-
-def test_a_table_opens_as_it_was_flushed(tmp_path):
-    table, flushed, later = disk(tmp_path), memory(), memory()
-    train(table, flushed, later)
-    table.flush()
-    train(table, later, seed=2)
-    table.close()  # without a flush: what came after is lost, whether it had left the cache or not
-    again = disk(tmp_path)
-    same(again, flushed)
-    train(again, flushed, seed=2)
-    same(again, later)
-    again.flush()
-    again.close()
-    same(disk(tmp_path), later)
-
-
-def test_a_new_table_that_was_never_flushed_opens_new(tmp_path):
-    table = disk(tmp_path)
-    train(table)
-    assert any(path.suffix == ".rows" for path in tmp_path.iterdir())
-    table.close()
-    same(disk(tmp_path), memory())
-    assert not any(path.suffix == ".rows" for path in tmp_path.iterdir())
 
 
 def test_touched_rows_come_by_slice_and_rebuild_the_table(tmp_path):
@@ -201,35 +133,12 @@ def test_ranks_hold_their_parts_in_files_of_slice_ranges(tmp_path, monkeypatch):
         disk(tmp_path / "0", placement=placement, rank=1)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 100_000])
-def test_numbers_follow_slice_and_key(rows, monkeypatch):
-    monkeypatch.setattr("slipstream.tables.disk_records._FILE_BYTES", 1 << 20)
-    numbers = SliceNumbers(rows, 100, Placement(1), 0)
-    keys = torch.arange(rows)
-    order = np.lexsort((keys.numpy(), slice_of(keys).numpy()))
-    assert np.array_equal(numbers.of(torch.from_numpy(order)), np.arange(rows))
-    assert torch.equal(numbers.keys_of(rows // 3, rows), torch.from_numpy(order[rows // 3 :]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_records_keep_every_bit(dtype):
-    layout = RecordFormat(RowwiseAdam(), 5, dtype)
-    rows = Rows(
-        torch.randn(9, 5).to(dtype),
-        {"m": torch.randn(9, 5).to(dtype), "v": torch.rand(9).to(dtype), "steps": torch.arange(9)},
-    )
-    back = layout.unpack(layout.pack(rows))
-    assert torch.equal(back.weights_UD, rows.weights_UD) and back.weights_UD.dtype == dtype
-    assert all(torch.equal(back.state[name], rows.state[name]) for name in rows.state)
-    assert layout.bytes % 8 == 0
-
-
 def test_hashed_over_disk_opens_with_its_index(tmp_path):
     def over_disk():
-        ground = DiskTable(
+        storage = DiskTable(
             "item", 16, DIM, RowwiseAdam(), tmp_path, cache_bytes=30_000, seed=1, numbered=True
         )
-        return HashedTable(ground, admit_after=2, max_rows=1500)
+        return HashedTable(storage, admit_after=2, max_rows=1500)
 
     table = over_disk()
     twin = HashedTable(
@@ -305,7 +214,7 @@ def test_a_row_read_before_another_thread_wrote_it_does_not_enter_the_cache(tmp_
             Rows(rows.weights_UD[100:], {name: value[100:] for name, value in rows.state.items()}),
         )
         assert (
-            int(table._cache.find(torch.from_numpy(table._numbers.of(key)))) < 0
+            int(table._cache.find(torch.from_numpy(table._numbering.numbers_of(key)))) < 0
         )  # it has left for the files
         return old
 
@@ -315,27 +224,25 @@ def test_a_row_read_before_another_thread_wrote_it_does_not_enter_the_cache(tmp_
     table.close()
 
 
-def test_paced_reads_wait_as_long_as_said_without_working(tmp_path):
-    table = disk(tmp_path)
-    rows = memory().read(torch.arange(ROWS))
-    table.write(torch.arange(ROWS), rows)
+def test_a_read_rate_makes_reads_wait_and_only_reads(tmp_path, monkeypatch):
+    now, table = [100.0], disk(tmp_path)
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(disk_table, "time", clock)
+    table.write(torch.arange(ROWS), memory().read(torch.arange(ROWS)))
     table.flush()
     table.close()
-    paced = disk(tmp_path, read_rate=2000.0)
-    begin, work = time.monotonic(), time.process_time()
+    throttled = disk(tmp_path, read_rate=2000.0)
     for start in range(0, 600, 200):
-        paced.read(torch.arange(start, start + 200))
-    assert time.monotonic() - begin >= 0.3
-    assert time.process_time() - work < 0.25
+        throttled.read(torch.arange(start, start + 200))
+    assert now[0] == pytest.approx(100.3)
     with pytest.raises(ValueError, match="read_rate"):
-        Pace(0)
-    paced.close()
+        ReadThrottle(0)
+    throttled.close()
 
 
-# -- what goes wrong --
-
-
-def test_keys_and_rules_that_do_not_belong(tmp_path):
+def test_keys_and_optimizers_that_do_not_belong_are_refused(tmp_path):
     table = disk(tmp_path)
     for key in (-1, ROWS, 2**62):
         for call in (
@@ -350,141 +257,3 @@ def test_keys_and_rules_that_do_not_belong(tmp_path):
         disk(tmp_path / "b", DenseAdamW())
     with pytest.raises(SlipstreamError, match="holds fewer than 16 rows"):
         disk(tmp_path / "c", cache_bytes=100)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"dim": 7},
-            "has dim 6, but 7 is asked for; use the recipe it was trained with, or another "
-            "directory",
-        ),
-        (
-            {"optimizer": RowwiseAdagrad()},
-            "has optimizer rowwise_adam, but rowwise_adagrad is asked for",
-        ),
-        ({"rows": 10}, "has num_rows 3000, but 10"),
-        ({"dtype": torch.float64}, "has dtype float32, but float64"),
-        ({"numbered": True}, "has layout slices, but numbered"),
-    ],
-)
-def test_another_kind_of_table_is_refused_and_the_old_one_stays(tmp_path, change, words):
-    table, twin = disk(tmp_path), memory()
-    train(table, twin)
-    table.flush()
-    table.close()
-    with pytest.raises(SlipstreamError, match=words):
-        disk(tmp_path, **change)
-    same(disk(tmp_path), twin)
-
-
-def test_one_writer_at_a_time(tmp_path):
-    table = disk(tmp_path)
-    with pytest.raises(
-        SlipstreamError,
-        match="already open for writing; wait until that job has ended or use another directory",
-    ):
-        disk(tmp_path)
-    table.close()
-    disk(tmp_path).close()
-
-
-def damaged_table(directory):
-    table = disk(directory)
-    train(table)
-    table.flush()
-    table.close()
-    return next(directory.glob("*.rows")), next(directory.glob("map-*"))
-
-
-def test_missing_and_cut_files_are_named(tmp_path):
-    rows, _ = damaged_table(tmp_path)
-    whole = rows.read_bytes()
-    rows.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(SlipstreamError, match=f"{rows.name} is cut short .* restore it"):
-        disk(tmp_path)
-    rows.unlink()
-    with pytest.raises(SlipstreamError, match=f"{rows.name} is missing"):
-        disk(tmp_path)
-    rows.write_bytes(whole)
-    table = disk(tmp_path)  # whole again, opens again
-    os.truncate(rows, 100)  # and is cut while open
-    with pytest.raises(SlipstreamError, match="cut short"):
-        table.all_rows()
-    table.close()
-
-
-def test_a_damaged_map_or_manifest_is_named(tmp_path):
-    _, chart = damaged_table(tmp_path)
-    content = chart.read_bytes()
-    chart.write_bytes(b"\xff" + content[1:])
-    with pytest.raises(SlipstreamError, match=f"{chart.name} is damaged"):
-        disk(tmp_path)
-    chart.unlink()
-    with pytest.raises(SlipstreamError, match=f"{chart.name} is missing"):
-        disk(tmp_path)
-    (tmp_path / disk_files.MANIFEST).write_text(json.dumps({"format": 99}))
-    with pytest.raises(SlipstreamError, match="format 1"):
-        disk(tmp_path)
-    (tmp_path / disk_files.MANIFEST).write_text("{")
-    with pytest.raises(SlipstreamError, match="not readable JSON"):
-        disk(tmp_path)
-
-
-@pytest.mark.parametrize("moment", ["rows", "map", "manifest"])
-def test_a_disk_that_fills_up_while_flushing_keeps_the_last_flush(tmp_path, monkeypatch, moment):
-    table, flushed, live = disk(tmp_path), memory(), memory()
-    train(table, flushed, live)
-    table.flush()
-    train(table, live, seed=5, steps=1)
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def fail(*args, **kwargs):
-        raise full
-
-    with monkeypatch.context() as patch:
-        target = {"rows": "move_records", "map": "atomic_file", "manifest": "write_json"}[moment]
-        patch.setattr(disk_files, target, fail)
-        with pytest.raises(
-            SlipstreamError, match=r"could not flush table 'item' to .*: No space left on device"
-        ):
-            table.flush()
-    same(table, live)
-    train(table, live, seed=6)  # with room again it goes on as if nothing had happened
-    same(table, live)
-    table.close()
-    reopened = disk(tmp_path)
-    same(reopened, flushed)
-    reopened.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_really_full_disk(tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(small)],
-        capture_output=True,
-        timeout=10,
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        table, flushed = disk(small, cache_bytes=1 << 20), memory()
-        train(table, flushed, steps=1, width=400)
-        table.flush()
-        with pytest.raises(
-            SlipstreamError, match=r"No space left on device; on disk it is as after its last flush"
-        ):
-            for step in range(20):
-                train(table, steps=1, seed=step, width=1500)
-                table.flush()
-        table.close()
-        opened = disk(small)
-        assert opened._files.generation >= 1
-        if opened._files.generation == 1:
-            same(opened, flushed)
-        opened.close()
-    finally:
-        subprocess.run(["umount", str(small)], check=True, timeout=10)

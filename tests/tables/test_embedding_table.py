@@ -1,6 +1,4 @@
-"""Every tier is the same table: equal rows and state after 50 optimiser steps, with the same words
-where a recipe is wrong.
-"""
+"""All kinds of tables are equal: rows and state after 50 steps, and what is saved of them."""
 
 from itertools import pairwise
 
@@ -9,49 +7,23 @@ import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.tables.collection import TableCollection
-from slipstream.tables.disk_table import DiskTable
+from slipstream.tables.embedding_table import check_keys, first_rows, save_touched, write_saved
 from slipstream.tables.factory import make_table
-from slipstream.tables.hashed_table import HashedTable
-from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import RowwiseAdagrad, RowwiseAdam
-from slipstream.tables.slices import Placement
-
-ROWS, DIM, STEPS = 4000, 10, 50
-
-
-def tiers(directory, optimizer, dtype, **options):
-    common = {"seed": 8, "dtype": dtype, **options}
-    small = {"cache_bytes": 100_000}  # a few hundred rows: most steps write some back
-    return {
-        "memory": make_table("memory", "item", ROWS, DIM, optimizer, **common),
-        "disk": make_table(
-            "disk", "item", ROWS, DIM, optimizer, directory=directory / "disk", **small, **common
-        ),
-        "hashed": make_table("hashed", "item", ROWS, DIM, optimizer, **common),
-        "hashed on disk": make_table(
-            "hashed",
-            "item",
-            ROWS,
-            DIM,
-            optimizer,
-            directory=directory / "hashed",
-            **small,
-            **common,
-        ),
-    }
+from tests.support.table_samples import DIM, ROWS, every_kind
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     "optimizer", [RowwiseAdagrad(), RowwiseAdam()], ids=lambda optimizer: optimizer.name
 )
-def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
-    tables = tiers(tmp_path, optimizer, dtype)
+def test_all_kinds_of_tables_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
+    tables = every_kind(tmp_path, optimizer, dtype)
     target = torch.randn(DIM, dtype=dtype, generator=torch.Generator().manual_seed(0))
     for name, table in tables.items():
         collection = TableCollection([table])
         generator = torch.Generator().manual_seed(1)
-        for step in range(STEPS):
+        for step in range(50):
             keys = [
                 (torch.rand(shape, generator=generator) ** 3 * ROWS).long()
                 for shape in ((150,), (40, 3))
@@ -66,8 +38,8 @@ def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
                 table.flush()
     everything = torch.arange(ROWS)
     expected = tables["memory"].read(everything)
-    moved = expected.state["sum" if optimizer.name == "rowwise_adagrad" else "steps"] > 0
-    assert 500 < int(moved.sum()) < ROWS
+    updated = expected.state["sum" if optimizer.name == "rowwise_adagrad" else "steps"] > 0
+    assert 500 < int(updated.sum()) < ROWS
     for name, table in tables.items():
         got = table.read(everything)
         assert torch.equal(got.weights_UD, expected.weights_UD), name
@@ -75,12 +47,12 @@ def test_tiers_are_equal_bit_for_bit_after_50_steps(tmp_path, optimizer, dtype):
             torch.equal(got.state[entry], expected.state[entry]) for entry in expected.state
         ), name
         kept = torch.cat([keys for keys, _ in table.touched()])
-        assert set(moved.nonzero().squeeze(1).tolist()) <= set(kept.tolist())
+        assert set(updated.nonzero().squeeze(1).tolist()) <= set(kept.tolist())
         table.close()
 
 
-def test_rows_move_between_tiers_with_their_state(tmp_path):
-    tables = tiers(tmp_path, RowwiseAdam(), torch.float32)
+def test_rows_go_from_one_kind_of_table_to_another_with_their_state(tmp_path):
+    tables = every_kind(tmp_path, RowwiseAdam())
     keys = torch.arange(0, ROWS, 3)
     tables["memory"].apply(keys, torch.randn(len(keys), DIM), 0.1)
     chain = list(tables.values())
@@ -101,7 +73,7 @@ def test_a_cleared_table_is_new_but_its_last_flush_stays(tmp_path):
         torch.arange(0, ROWS, 3),
         make_table("memory", "item", ROWS, DIM, RowwiseAdam(), seed=8).read(torch.arange(ROWS)),
     )
-    tables = tiers(tmp_path, RowwiseAdam(), torch.float32)
+    tables = every_kind(tmp_path, RowwiseAdam())
     for table in tables.values():
         table.apply(keys, torch.ones(len(keys), DIM), 0.1)
         trained = table.gather(keys)
@@ -117,57 +89,45 @@ def test_a_cleared_table_is_new_but_its_last_flush_stays(tmp_path):
         table.apply(keys[:5], torch.ones(5, DIM), 0.1)
         table.close()
     for name in ("disk", "hashed on disk"):
-        reopened = tiers(tmp_path, RowwiseAdam(), torch.float32)
+        reopened = every_kind(tmp_path, RowwiseAdam())
         again = reopened[name]
         assert torch.equal(again.gather(keys), trained)
         for table in reopened.values():
             table.close()
 
 
-def test_every_rank_has_its_own_directory(tmp_path):
-    parts = [
-        make_table(
-            "disk",
-            "item",
-            ROWS,
-            DIM,
-            RowwiseAdam(),
-            directory=tmp_path,
-            cache_bytes=1 << 20,
-            placement=Placement(2),
-            rank=rank,
-        )
-        for rank in range(2)
-    ]
-    owners = Placement(2).owner_of(torch.arange(ROWS))
-    whole = MemoryTable("item", ROWS, DIM, RowwiseAdam())
-    for rank, part in enumerate(parts):
-        own = (owners == rank).nonzero().squeeze(1)
-        assert torch.equal(part.gather(own), whole.gather(own))
-        part.flush()
-        part.close()
-    assert sorted(path.name for path in (tmp_path / "item").iterdir()) == [
-        "rank-00000-of-00002",
-        "rank-00001-of-00002",
-    ]
-
-
-def test_the_recipe_names_the_tier(tmp_path):
-    made = tiers(tmp_path, RowwiseAdam(), torch.float32)
-    assert [type(table) for table in made.values()] == [
-        MemoryTable,
-        DiskTable,
-        HashedTable,
-        HashedTable,
-    ]
-    assert isinstance(made["hashed"].ground, MemoryTable) and isinstance(
-        made["hashed on disk"].ground, DiskTable
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_first_rows_do_not_depend_on_who_computes_them(dtype, monkeypatch):
+    keys = torch.tensor([0, 5, 2**63 - 1, 2**62])
+    mine = first_rows(3, "item", keys, 7, 0.1, dtype)
+    monkeypatch.setattr("slipstream.tables.embedding_table.native.available", lambda: False)
+    assert torch.equal(mine, first_rows(3, "item", keys, 7, 0.1, dtype))
+    assert torch.allclose(
+        mine.double(), first_rows(3, "item", keys, 7, 0.1, torch.float64), atol=1e-8
     )
-    for table in made.values():
-        table.close()
-    with pytest.raises(SlipstreamError, match="unknown table tier 'dist'; did you mean 'disk'"):
-        make_table("dist", "item", 5, 2, RowwiseAdam())
-    with pytest.raises(SlipstreamError, match="say where with tables"):
-        make_table("disk", "item", 5, 2, RowwiseAdam())
-    with pytest.raises(ValueError, match="needs num_rows"):
-        make_table("memory", "item", None, 2, RowwiseAdam())
+
+
+def test_keys_must_be_int64_rows_of_the_table():
+    check_keys("item", None, torch.tensor([0, 2**63 - 1]))
+    check_keys("item", 5, torch.tensor([], dtype=torch.int64))
+    with pytest.raises(TypeError, match="keys of table 'item' must be int64"):
+        check_keys("item", 5, torch.tensor([1], dtype=torch.int32))
+    for num_rows, key, rows in ((5, 5, "0 … 4"), (5, -1, "0 … 4"), (None, -7, "0 … 2\\^63 - 1")):
+        with pytest.raises(IndexError, match=f"has rows {rows}, but a key is {key}"):
+            check_keys("item", num_rows, torch.tensor([key]))
+
+
+def test_a_table_needs_a_row_and_a_column(tmp_path):
+    for rows, dim in ((0, 4), (4, 0)):
+        with pytest.raises(ValueError, match=f"got {rows} x {dim}"):
+            make_table("memory", "item", rows, dim, RowwiseAdam())
+        with pytest.raises(ValueError, match=f"got {rows} x {dim}"):
+            make_table("disk", "item", rows, dim, RowwiseAdam(), directory=tmp_path)
+
+
+def test_saved_rows_of_another_width_or_optimizer_are_refused(tmp_path):
+    saved = save_touched(every_kind(tmp_path / "a", RowwiseAdagrad())["disk"])
+    assert sorted(saved) == ["keys", "state.sum", "weights"] and len(saved["keys"]) == 0
+    other = every_kind(tmp_path / "b", RowwiseAdam())["hashed"]
+    with pytest.raises(SlipstreamError, match="do not fit: this table has rows of 6"):
+        write_saved(other, saved)

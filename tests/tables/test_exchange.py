@@ -1,43 +1,15 @@
-"""The exchange between real gloo ranks: rows arrive where they were asked for, gradients at their
-owners, one message per peer.
-"""
+"""Between real gloo ranks rows arrive where they are requested, gradients at their owners."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from slipstream.tables.collection import TableCollection
-from slipstream.tables.exchange import Exchange
-from slipstream.tables.memory_table import MemoryTable, first_rows
-from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
+from slipstream.tables.embedding_table import first_rows
+from slipstream.tables.exchange import Exchange, by_channel, distinct, gradient, segments
 from slipstream.tables.slices import Placement
 from tests.support.ranks_fixtures import run_ranks
-
-SIZES = {"item": (5000, 8), "genre": (7, 3), "user": (400, 5), "small": (11, 4)}
-
-
-def tables(dtype=torch.float64):
-    optimizers = {"genre": RowwiseAdam(), "small": DenseAdamW(weight_decay=0.1)}
-    return [
-        MemoryTable(n, rows, dim, optimizers.get(n, RowwiseAdagrad()), seed=5, dtype=dtype)
-        for n, (rows, dim) in SIZES.items()
-    ]
-
-
-def batch_keys(rank, step):
-    """Key lists of different sizes per rank; rank 1 asks nothing of `user` and nothing at all in
-    step 2.
-    """
-    draw = torch.Generator().manual_seed(1000 * step + rank)
-    size = 0 if (rank, step) == (1, 2) else 40 + 17 * rank
-    keys = {
-        name: [torch.randint(rows, (size,), generator=draw) for _ in range(2)]
-        for name, (rows, _) in SIZES.items()
-    }
-    keys["item"].append(torch.randint(5000, (size, 3), generator=draw))
-    if rank == 1:
-        del keys["user"]
-    return keys
+from tests.support.table_samples import SIZES, batch_keys, shared_tables
 
 
 def loss_of(lookups, step):
@@ -52,7 +24,7 @@ def loss_of(lookups, step):
 
 def one_rank(world, steps):
     """The same steps with everybody's keys in one process: the oracle."""
-    alone = TableCollection(tables())
+    alone = TableCollection(shared_tables())
     for step in range(steps):
         parts = [alone.lookup(batch_keys(rank, step)) for rank in range(world)]
         sum(loss_of(part, step) for part in parts).backward()
@@ -61,10 +33,10 @@ def one_rank(world, steps):
 
 
 def check_steps(rank, world, steps):
-    """Three steps over the ranks; the largest distance from the oracle over the rows this rank
-    owns, weights and state.
-    """
-    mine = TableCollection(tables(), Exchange({t.name: t for t in tables()}, dist.group.WORLD))
+    """Train over the ranks; returns the largest difference from the oracle of this rank's rows."""
+    mine = TableCollection(
+        shared_tables(), Exchange({t.name: t for t in shared_tables()}, dist.group.WORLD)
+    )
     for step in range(steps):
         keys = batch_keys(rank, step)
         lookups = mine.lookup(keys)
@@ -87,15 +59,14 @@ def check_steps(rank, world, steps):
     return worst
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_end_where_one_rank_ends(tmp_path, world):
     assert max(run_ranks(world, f"{__name__}:check_steps", tmp_path, steps=4)) < 1e-12
 
 
 def check_rows_and_messages(rank, world):
-    """Rows that arrive are the born rows, bit for bit; every exchange is one message per peer; the
-    twin lane gives the same.
-    """
+    """Rows arrive bit for bit, in one message per peer, also over another communicator."""
     sent = []
     original = dist.all_to_all_single
 
@@ -103,7 +74,7 @@ def check_rows_and_messages(rank, world):
         sent.append(input_.numel() * input_.element_size())
         return original(output, input_, *splits, **options)
 
-    every = {table.name: table for table in tables(torch.float32)}
+    every = {table.name: table for table in shared_tables(torch.float32)}
     exchange = Exchange(every, dist.group.WORLD)
     twin = exchange.on(dist.new_group(list(range(world))))
     keys, answers = batch_keys(rank, 0), []
@@ -141,6 +112,7 @@ def check_rows_and_messages(rank, world):
     }
 
 
+@pytest.mark.system
 def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
     answers = run_ranks(2, f"{__name__}:check_rows_and_messages", tmp_path)
     for name in ("item", "genre", "user"):
@@ -162,46 +134,41 @@ def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
         )  # every key has one owner, and its gradient counts each asking rank once
 
 
-def check_transport(rank, world, kind):
-    every = {table.name: table for table in tables(torch.float32)}
-    exact, rounded = (
-        Exchange(every, dist.group.WORLD),
-        Exchange(every, dist.group.WORLD, transport=kind),
-    )
-    keys, found = batch_keys(rank, 0), {}
-    for name, exchange in (("exact", exact), ("rounded", rounded)):
-        route = exchange.route(keys)
-        lookups = exchange.answer(
-            route, {name: every[name].gather(owned) for name, owned in route.owned.items()}
-        )
-        draw = torch.Generator().manual_seed(rank)
-        for lookup in lookups.values():
-            lookup.rows_UD.grad = torch.randn(lookup.rows_UD.shape, generator=draw) * 1e-9
-        found[name] = (
-            lookups["item"].rows_UD.detach(),
-            exchange.collect(route, lookups)["item"][1],
-        )
-    row_error, grad_error = (
-        (a - b).abs().max() for a, b in zip(found["exact"], found["rounded"], strict=True)
-    )
-    report = rounded.transport.report()
-    assert exact.transport.report() == {}
-    assert 0 < float(row_error) <= report["rows"]["max_error"] * 1.01 + 1e-12
-    return [report["rows"]["relative"], report["gradients"]["relative"], float(grad_error)]
-
-
-@pytest.mark.parametrize(("kind", "bound"), [("fp16", 2**-10), ("bf16", 2**-7)])
-def test_sixteen_bit_transport_says_its_error(tmp_path, kind, bound):
-    for rows, grads, grad_error in run_ranks(2, f"{__name__}:check_transport", tmp_path, kind=kind):
-        assert (
-            0 < rows < bound and 0 < grads < bound
-        )  # gradients of 1e-9 survive fp16, whose smallest number is 6e-8
-        assert 0 < grad_error < 1e-9 * 10 * bound
-
-
 def test_one_rank_sends_nothing():
-    one = TableCollection(tables())
+    one = TableCollection(shared_tables())
     lookups = one.lookup(batch_keys(0, 0))
     assert one.exchange.communicator is None and torch.equal(
         lookups.route.owned["item"], lookups["item"].unique_U
     )
+
+
+@pytest.mark.parametrize("num_rows", [None, 12, 10_000])
+def test_distinct_keys_are_the_same_by_counting_and_by_sorting(num_rows):
+    lists = [torch.tensor([7, 3, 7]), torch.tensor([[11, 3], [0, 7]])]
+    unique_U, places = distinct(lists, num_rows)
+    assert unique_U.tolist() == [0, 3, 7, 11]
+    assert [unique_U[each].tolist() for each in places] == [each.tolist() for each in lists]
+
+
+def test_a_table_whose_rows_are_all_used_needs_no_places():
+    lists = [torch.tensor([1, 0, 2, 1])]
+    unique_U, places = distinct(lists, 3)
+    assert unique_U.tolist() == [0, 1, 2] and places[0] is lists[0]
+
+
+def test_a_received_buffer_is_cut_by_rank_and_joined_by_channel():
+    flat, counts_WC, widths = torch.arange(11), [[1, 2], [0, 3]], [1, 2]
+    cut = [(w, c, part.tolist()) for w, c, part in segments(flat, counts_WC, widths)]
+    assert cut == [(0, 0, [0]), (0, 1, [1, 2, 3, 4]), (1, 0, []), (1, 1, [5, 6, 7, 8, 9, 10])]
+    assert [part.tolist() for part in by_channel(flat, counts_WC, widths)] == [
+        [0],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+    ]
+
+
+def test_rows_that_the_backward_pass_did_not_reach_have_zero_gradients():
+    one = TableCollection(shared_tables())
+    lookups = one.lookup(batch_keys(0, 0))
+    assert not gradient(lookups["item"]).any()
+    lookups["item"].rows(0).sum().backward()
+    assert gradient(lookups["item"]).sum() == 8 * 40

@@ -1,8 +1,9 @@
-"""The hashed tier under any order of verbs equals a few dictionaries in plain Python."""
+"""A hashed table equals a few dictionaries in plain Python, whatever is called in which order."""
 
 import functools
 import math
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,10 +47,10 @@ class HashedMachine(RuleBasedStateMachine):
         )  # id -> (weights, sum); [sightings, seen]; [sightings, seen]
 
     def new_table(self):
-        ground = MemoryTable(
+        storage = MemoryTable(
             "t", 2, DIM, RowwiseAdagrad(eps=EPS), seed=9, init_scale=0.5, dtype=torch.float64
         )
-        return HashedTable(ground, **self.options)
+        return HashedTable(storage, **self.options)
 
     def admit(self, new):
         max_rows = self.options["max_rows"]
@@ -139,5 +140,11 @@ class HashedMachine(RuleBasedStateMachine):
         assert sorted(self.waiting) == self.table._candidates.items()[0].tolist()
 
 
+class LongHashedMachine(HashedMachine):
+    """The same with more and longer sequences."""
+
+
 TestHashedMachine = HashedMachine.TestCase
-TestHashedMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHashedMachine.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+TestLongHashedMachine = pytest.mark.slow(LongHashedMachine.TestCase)
+TestLongHashedMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

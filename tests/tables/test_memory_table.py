@@ -1,45 +1,25 @@
-"""The memory tier: rows appear on first touch, a part of a table is stored alone, bytes are copied
-right.
-"""
+"""A memory table sets rows on first use, stores its part alone and keeps rows with their state."""
 
 import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.row_gather import gather_present, gather_rows
+from slipstream.ops.row_gather import gather_rows
 from slipstream.tables.embedding_table import Rows, first_rows
-from slipstream.tables.memory_marks import RowMarks
-from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement, slice_of
+from tests.support.table_samples import OPTIMIZERS, small_table
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
-def test_creating_a_table_costs_nothing():
-    before = resident()
-    table = MemoryTable("big", 50_000_000, 64, RowwiseAdam())
-    assert resident() - before < 50 << 20  # the table is 25 GB
+def test_only_rows_that_are_used_get_a_value_in_a_table_larger_than_memory():
+    table = MemoryTable("big", 50_000_000, 64, RowwiseAdam())  # 25 GB
     keys = torch.tensor([0, 49_999_999, 7])
     assert torch.equal(table.gather(keys), first_rows(0, "big", keys, 64, 0.035, torch.float32))
+    assert [part.sort().values.tolist() for part, _ in table.touched()] == [[0, 7, 49_999_999]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_first_rows_do_not_depend_on_who_computes_them(dtype, monkeypatch):
-    keys = torch.tensor([0, 5, 2**63 - 1, 2**62])
-    mine = first_rows(3, "item", keys, 7, 0.1, dtype)
-    monkeypatch.setattr("slipstream.tables.embedding_table.native.available", lambda: False)
-    assert torch.equal(mine, first_rows(3, "item", keys, 7, 0.1, dtype))
-    assert torch.allclose(
-        mine.double(), first_rows(3, "item", keys, 7, 0.1, torch.float64), atol=1e-8
-    )
-
-
-def test_rows_are_born_once_and_keep_what_was_written():
+def test_first_values_are_set_once_and_never_over_what_was_written():
     table = MemoryTable("item", 100, 4, RowwiseAdagrad(), dtype=torch.float64)
     table.write(
         torch.tensor([3]),
@@ -98,7 +78,7 @@ def test_parts_of_a_table_together_are_the_table(optimizer):
         parts[0].load_state_dict({"weights": torch.zeros(1, 6)})
 
 
-def test_touched_gives_every_born_row_in_slice_order_and_rebuilds_the_table():
+def test_touched_rows_come_by_slice_and_rebuild_the_table():
     table = MemoryTable("item", 3000, 4, RowwiseAdam())
     table.apply(torch.arange(0, 3000, 3), torch.randn(1000, 4), 0.1)
     chunks = list(table.touched(chunk=64))
@@ -131,6 +111,59 @@ def test_a_table_grows_and_keeps_its_rows():
         table.grow(5)
 
 
+def test_keys_outside_are_refused_by_every_method():
+    table = MemoryTable("item", 7, 2, RowwiseAdagrad())
+    rows = table.read(torch.tensor([1]))
+    for key in (-1, 7, 2**62):
+        keys = torch.tensor([key])
+        for call in (
+            lambda k=keys: table.gather(k),
+            lambda k=keys: table.apply(k, torch.ones(1, 2), 0.1),
+            lambda k=keys: table.read(k),
+            lambda k=keys: table.write(k, rows),
+        ):
+            with pytest.raises(IndexError, match=f"a key is {key}"):
+                call()
+
+
+def test_a_first_value_depends_on_seed_table_and_key_alone():
+    big = small_table(RowwiseAdagrad(), rows=70_000, dim=2, dtype=torch.float32)
+    keys = torch.tensor([69_999, 3, 65_536])
+    assert torch.equal(big.gather(keys), first_rows(5, "item", keys, 2, 0.1, torch.float32))
+    assert not torch.equal(first_rows(5, "other", keys, 2, 0.1, torch.float32), big.gather(keys))
+    assert not torch.equal(first_rows(6, "item", keys, 2, 0.1, torch.float32), big.gather(keys))
+    assert big.weights_ND.abs().max() <= 0.1 and abs(float(big.weights_ND.mean())) < 1e-3
+
+
+def test_gather_is_a_copy():
+    one = small_table(RowwiseAdagrad())
+    one.gather(torch.tensor([1])).zero_()
+    assert one.weights_ND[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_a_row_is_written_with_its_state(optimizer):
+    here, there = small_table(optimizer), small_table(optimizer)
+    keys, grads = torch.tensor([0, 3]), torch.randn(2, 3, dtype=torch.float64)
+    here.apply(keys, grads, 0.1)
+    there.write(keys, here.read(keys))
+    if not optimizer.updates_untouched_rows:
+        here.apply(keys, grads, 0.1)
+        there.apply(keys, grads, 0.1)
+    assert torch.equal(here.weights_ND[keys], there.weights_ND[keys])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_saved_state_restores_exactly_and_refuses_another_table(optimizer):
+    one, two = small_table(optimizer), small_table(optimizer)
+    one.apply(torch.tensor([0, 3]), torch.randn(2, 3, dtype=torch.float64), 0.1)
+    two.load_state_dict({name: value.clone() for name, value in one.state_dict().items()})
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name])
+    with pytest.raises(SlipstreamError, match="do not fit"):
+        small_table(optimizer, rows=8).load_state_dict(one.state_dict())
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool]
 )
@@ -149,51 +182,3 @@ def test_gather_copies_any_bytes(dtype, shape):
     for bad in (-1, 50):
         with pytest.raises(IndexError, match="between 0 and 49"):
             gather_rows(table, torch.tensor([bad]))
-
-
-@pytest.mark.parametrize("count", [3, 5000])
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-def test_rows_that_are_not_present_are_noticed(count, kernels, monkeypatch):
-    monkeypatch.setenv("SLIPSTREAM_BACKEND", kernels)
-    table, marks, rows = torch.randn(5000, 8), RowMarks(5000), torch.arange(count).flip(0)
-    marks.mark(torch.tensor([n for n in range(5000) if n != 2]))
-    assert gather_present(table, rows, marks.bits) is None
-    marks.mark(torch.tensor([2, 2]))
-    for bits in (marks.bits, None):
-        assert torch.equal(gather_present(table, rows, bits), table[rows])
-    with pytest.raises(IndexError, match="got 5000"):
-        gather_present(table, torch.tensor([0, 5000]), marks.bits)
-
-
-def test_marks_are_a_set_of_rows():
-    marks, rows = RowMarks(1001), torch.tensor([1000, 0, 7, 8, 500, 8])
-    marks.mark(rows)
-    assert marks.marked().tolist() == [0, 7, 8, 500, 1000]
-    assert marks.unmarked(torch.tensor([7, 9, 1000])).tolist() == [False, True, False]
-    larger = marks.extended(5000)
-    assert larger.marked().tolist() == [0, 7, 8, 500, 1000] and len(larger.bits) == 625
-    marks.mark_all()
-    assert marks.marked().tolist() == list(range(1001))
-
-
-def test_lazy_zeros_are_zeros():
-    for shape in ((3, 4), (1 << 15, 64)):
-        zeros = lazy_zeros(*shape, dtype=torch.float32)
-        assert zeros.shape == shape and zeros.is_contiguous() and not zeros.any()
-        zeros[-1, -1] = 1
-        assert zeros.sum() == 1
-
-
-def test_keys_outside_are_refused_by_every_verb():
-    table = MemoryTable("item", 7, 2, RowwiseAdagrad())
-    rows = table.read(torch.tensor([1]))
-    for key in (-1, 7, 2**62):
-        keys = torch.tensor([key])
-        for call in (
-            lambda k=keys: table.gather(k),
-            lambda k=keys: table.apply(k, torch.ones(1, 2), 0.1),
-            lambda k=keys: table.read(k),
-            lambda k=keys: table.write(k, rows),
-        ):
-            with pytest.raises(IndexError, match=f"a key is {key}"):
-                call()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.models.inputs import ModelInput
-from slipstream.tables.collection import combine
+from slipstream.tables.collection import add
 from slipstream.training.features import labels_TA
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
@@ -139,7 +139,9 @@ def gradients(recommender, parts, step, total):
         if p.grad is not None
     }
     rows = {}
-    for name, (unique_U, grads_UD) in combine(lookups).items():
+    collect = recommender.tables.exchange.collect
+    gradients = add([collect(each.route, each) for each in lookups])
+    for name, (unique_U, grads_UD) in gradients.items():
         table = recommender.tables[name]
         rows[name] = torch.zeros_like(table.weights_ND).index_copy_(0, unique_U, grads_UD)
     return dense | rows

@@ -23,7 +23,7 @@ import polars as pl
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.data.prepare import Choices, prepare
+from slipstream.data.preparation import Choices, prepare
 from slipstream.data.raw_log import Columns
 from slipstream.files import write_json
 

@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from slipstream.data.catalogue import NAMES
-from slipstream.data.prepare import Choices, prepare
+from slipstream.data.preparation import Choices, prepare
 from slipstream.data.raw_log import Columns
 from slipstream.data.statistics import draw_plots, statistics
 from slipstream.data.store import SequenceStore

@@ -1,1 +1,59 @@
-"""Jagged data: ingest, the sequence store, batches and the sampler."""
+"""Jagged data, from a raw log to batches. Touch this room for new logs, stores or samplers.
+
+A log becomes a store (preparation, ingest, store); samplers cut batches from it (sampler, windows,
+balance). The room knows no other.
+"""
+
+from typing import TYPE_CHECKING
+
+from slipstream._lazy import exporter
+
+if TYPE_CHECKING:
+    from slipstream.data.balance import Cost as Cost
+    from slipstream.data.batch import JaggedBatch as JaggedBatch
+    from slipstream.data.ingest import Filters as Filters
+    from slipstream.data.preparation import Choices as Choices
+    from slipstream.data.preparation import prepare as prepare
+    from slipstream.data.raw_log import Columns as Columns
+    from slipstream.data.sampler import SamplerConfig as SamplerConfig
+    from slipstream.data.sampler import Split as Split
+    from slipstream.data.sampler import TrainingSampler as TrainingSampler
+    from slipstream.data.sampler import evaluation_batches as evaluation_batches
+    from slipstream.data.store import SequenceStore as SequenceStore
+    from slipstream.data.store import Vocabulary as Vocabulary
+    from slipstream.data.synthetic import Synthetic as Synthetic
+
+__all__ = [
+    "Choices",
+    "Columns",
+    "Cost",
+    "Filters",
+    "JaggedBatch",
+    "SamplerConfig",
+    "SequenceStore",
+    "Split",
+    "Synthetic",
+    "TrainingSampler",
+    "Vocabulary",
+    "evaluation_batches",
+    "prepare",
+]
+
+__getattr__, __dir__ = exporter(
+    __name__,
+    {
+        "Choices": "preparation",
+        "Columns": "raw_log",
+        "Cost": "balance",
+        "Filters": "ingest",
+        "JaggedBatch": "batch",
+        "SamplerConfig": "sampler",
+        "SequenceStore": "store",
+        "Split": "sampler",
+        "Synthetic": "synthetic",
+        "TrainingSampler": "sampler",
+        "Vocabulary": "store",
+        "evaluation_batches": "sampler",
+        "prepare": "preparation",
+    },
+)

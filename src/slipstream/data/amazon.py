@@ -1,5 +1,6 @@
-"""Reads one category of Amazon Reviews 2023: ratings as CSV or reviews as JSON lines, titles from
-`meta_<category>` if there.
+"""Reads one category of Amazon Reviews 2023. Touch this when its files change.
+
+Ratings are CSV files or reviews JSON lines; titles come from `meta_<category>`, if it is there.
 """
 
 import re
@@ -12,6 +13,7 @@ from slipstream.data.raw_log import Columns, RawLog, scan_files
 from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("user_id", "parent_asin", "timestamp", actions=("rating",))
+SUFFIXES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 REVIEW_SCHEMA = {
     "user_id": pl.String,
     "parent_asin": pl.String,
@@ -27,7 +29,7 @@ META_SCHEMA = {
 
 
 def category_name(category: str) -> str:
-    """A category as the data set spells it: letters and underscores, never a path."""
+    """Return a category as the data set spells it, or raise: letters and underscores, no path."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z_]{0,60}", category):
         raise SlipstreamError(
             f"'{category}' is not an Amazon category; write it like All_Beauty or Video_Games"
@@ -36,16 +38,9 @@ def category_name(category: str) -> str:
 
 
 def read_amazon(root: Path) -> RawLog:
-    """The ratings or reviews in `root` (a folder, or the one file itself)."""
-    paths = (
-        [root]
-        if root.is_file()
-        else sorted(
-            p
-            for p in root.rglob("*")
-            if p.name.endswith((".csv", ".csv.gz", ".jsonl", ".jsonl.gz"))
-        )
-    )
+    """Read the ratings or reviews in `root` (a folder, or the one file itself)."""
+    found = [path for path in root.rglob("*") if path.name.endswith(SUFFIXES)]
+    paths = [root] if root.is_file() else sorted(found)
     reviews = [path for path in paths if not path.name.startswith("meta_")]
     if len(reviews) != 1:
         raise SlipstreamError(
@@ -63,5 +58,5 @@ def _titles(path: Path) -> pl.LazyFrame:
 
 
 def _scan_json(path: Path, schema: Mapping[str, type[pl.DataType]]) -> pl.LazyFrame:
-    """JSON lines with only the columns we need; anything else a review holds is skipped."""
+    """Scan JSON lines for the columns of `schema`; other fields are skipped."""
     return pl.scan_ndjson(path, schema=dict(schema))

@@ -1,13 +1,14 @@
-"""How a global batch is shared over ranks so that none waits for another.
+"""Shares a global batch over ranks evenly. Touch this to add a way of sharing.
 
-No sequence is cut, none is lost, the objective (a sum with one global normaliser) does not change:
-only who computes what.
+No sequence is cut or lost, and the objective (a sum with one global normaliser) does not change:
+only the rank that computes a sample does. Costs are predicted: linear in the tokens of a sample
+plus quadratic for attention.
 
-`none` deals samples out in turn, or, for token-budget batches, fills one rank after the other up to
-its share of the tokens (sample counts then differ, which the global normaliser weighs rightly).
-`lpt` gives the costliest sample to the least loaded rank, again and again. `karmarkar_karp` merges
-the two most uneven partial solutions until one is left: better when samples are few. Costs are
-predicted: linear in the tokens of a sample plus quadratic for attention.
+    none            samples in turn; for token-budget batches, one rank after the other up to its
+                    share of the tokens
+    lpt             again and again the costliest sample to the least loaded rank
+    karmarkar_karp  merges the two most uneven partial solutions until one is left; better when
+                    samples are few
 """
 
 import heapq
@@ -28,9 +29,7 @@ class Cost:
 
     @classmethod
     def of_hstu(cls, dim: int, heads: int, dqk: int, dv: int) -> "Cost":
-        """Forward FLOPs of an HSTU layer: projections and output are linear, causal attention goes
-        with n(n + 1).
-        """
+        """Count the forward FLOPs of an HSTU layer; causal attention grows with n(n + 1)."""
         attention = heads * (dqk + dv)
         return cls(
             linear=4.0 * dim * attention + 2.0 * dim * heads * dv + attention,
@@ -51,9 +50,7 @@ def share_batch(
     cost: Cost,
     by_tokens: bool,
 ) -> np.ndarray:
-    """Places in the global batch that `rank` computes, ascending. Every rank works out the same
-    sharing.
-    """
+    """Return the places in the global batch that `rank` computes, ascending."""
     if world_size == 1:
         return np.arange(lengths.size)
     return np.flatnonzero(
@@ -64,7 +61,7 @@ def share_batch(
 def assign(
     lengths: np.ndarray, world_size: int, *, balance: Balance, cost: Cost, by_tokens: bool = False
 ) -> np.ndarray:
-    """The rank of every sample of a global batch."""
+    """Return the rank of every sample of a global batch; all ranks compute the same."""
     if balance == "lpt":
         return longest_first(cost(lengths), world_size)
     if balance == "karmarkar_karp":
@@ -75,17 +72,16 @@ def assign(
 
 
 def fill_by_tokens(lengths: np.ndarray, world_size: int) -> np.ndarray:
-    """Consecutive runs with about equal tokens: a sample belongs to the rank in whose share of the
-    tokens its middle lies.
-    """
+    """Share out consecutive samples with about equal tokens: the middle of a sample decides."""
     ends = np.cumsum(lengths)
     total = max(1, int(ends[-1])) if lengths.size else 1
     return np.minimum((2 * ends - lengths) * world_size // (2 * total), world_size - 1)
 
 
 def longest_first(costs: np.ndarray, world_size: int) -> np.ndarray:
-    """Longest processing time first: descending cost, each to the least loaded rank; ties by place,
-    then by rank.
+    """Longest processing time first: samples by descending cost, each to the least loaded rank.
+
+    Ties go to the earlier sample and the lower rank.
     """
     ranks = np.empty(costs.size, dtype=np.int64)
     loads = [(0.0, rank) for rank in range(world_size)]
@@ -97,14 +93,15 @@ def longest_first(costs: np.ndarray, world_size: int) -> np.ndarray:
 
 
 def karmarkar_karp(costs: np.ndarray, world_size: int) -> np.ndarray:
-    """The largest differencing method: join the two partitions of widest spread, fullest bin with
-    emptiest, until one is left.
+    """The largest differencing method: join the two partitions of widest spread, until one is left.
+
+    Two partitions are joined fullest bin with emptiest.
     """
     ranks = np.zeros(costs.size, dtype=np.int64)
     if costs.size == 0:
         return ranks
-    # A partition is its ascending bin sums. How two were joined is kept aside, and followed back
-    # from the last one at the end.
+    # A partition is its ascending bin sums. `joins` records how two were joined; the loop at the
+    # end follows it back from the last partition.
     sums = np.zeros((costs.size, world_size))
     sums[:, -1] = costs
     partitions = list(sums)
@@ -130,6 +127,6 @@ def karmarkar_karp(costs: np.ndarray, world_size: int) -> np.ndarray:
 
 
 def imbalance(costs: np.ndarray, ranks: np.ndarray, world_size: int) -> float:
-    """What the mean rank waits for the slowest one, as a share of the step: (max - mean) / max."""
+    """Return how long the mean rank waits for the slowest: (max - mean) / max of the load."""
     loads = np.bincount(ranks, weights=costs, minlength=world_size)
     return float((loads.max() - loads.mean()) / loads.max()) if loads.max() > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The one batch type: jagged, int64 ids, nothing padded."""
+"""The one batch type: jagged, int64 ids, nothing padded. Touch this when a batch holds more."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -9,27 +9,22 @@ import torch
 
 @dataclass(frozen=True)
 class JaggedBatch:
-    """Windows of B users' behaviours laid end to end: T behaviours in all.
+    """Windows of the behaviours of B users, one after the other: T behaviours in all.
 
-    User b owns the behaviours `offsets_B1[b]:offsets_B1[b + 1]`, oldest first. Token t stands for a
-    behaviour the model may read; `next_items_T[t]` is the behaviour that followed it (the retrieval
-    target) and -1 where none is known. `supervised_T` marks where the loss or the metric counts:
-    everywhere in training, only at held-out behaviours in evaluation. For retrieval it marks token
-    t whose *next* item is asked for; for ranking it marks token t whose *own* actions are asked
-    for.
+    User b has the behaviours `offsets_B1[b]:offsets_B1[b + 1]`, oldest first. Token t is a
+    behaviour the model may read; `next_items_T[t]` is the item that followed it (the retrieval
+    target), -1 where none is known. `supervised_T` marks where the loss or the metric counts:
+    everywhere in training, only at held-out behaviours in evaluation. For retrieval it marks a
+    token whose *next* item is predicted, for ranking one whose *own* actions are.
     """
 
     sample_ids_B: torch.Tensor  # int64, row of the user in the store
-    first_positions_B: (
-        torch.Tensor
-    )  # int64, place of the window's first behaviour in the user's whole log
+    first_positions_B: torch.Tensor  # int64, place of the first behaviour in the user's whole log
     offsets_B1: torch.Tensor  # int64, 0 … T
     items_T: torch.Tensor  # int64, rows of the item vocabulary
     timestamps_T: torch.Tensor  # int64, seconds
     next_items_T: torch.Tensor  # int64, -1 where there is none
-    next_timestamps_T: (
-        torch.Tensor
-    )  # int64; repeats the own timestamp where there is no next behaviour
+    next_timestamps_T: torch.Tensor  # int64, the own timestamp where there is no next behaviour
     supervised_T: torch.Tensor  # bool
     actions: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> float32 [T]
     user_features: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> int64 codes [B]
@@ -48,17 +43,17 @@ class JaggedBatch:
 
     @property
     def token_ids_T(self) -> torch.Tensor:
-        """A name for each token that survives re-batching: (user, place in the log). Counter-based
-        randomness hangs on it.
+        """Number each token by (user, place in the log): the same number in every batch.
+
+        Counter-based randomness uses these numbers.
         """
-        places_T = torch.arange(self.num_tokens, device=self.offsets_B1.device) - self.offsets_B1[
-            :-1
-        ].repeat_interleave(self.lengths_B)
+        starts_T = self.offsets_B1[:-1].repeat_interleave(self.lengths_B)
+        places_T = torch.arange(self.num_tokens, device=self.offsets_B1.device) - starts_T
         places_T = places_T + self.first_positions_B.repeat_interleave(self.lengths_B)
         return self.sample_ids_B.repeat_interleave(self.lengths_B) * (1 << 24) + places_T
 
     def take(self, users_C: torch.Tensor) -> "JaggedBatch":
-        """Some users as a batch of their own; their tokens keep their names."""
+        """Make a batch of some users; their tokens keep their numbers."""
         lengths_C = self.lengths_B[users_C]
         offsets_C1 = torch.nn.functional.pad(lengths_C.cumsum(0), (1, 0))
         source_T = torch.arange(int(offsets_C1[-1])) + (
@@ -75,19 +70,15 @@ class JaggedBatch:
         )
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "JaggedBatch":
-        """The same batch with every tensor moved."""
+        """Make the same batch with `move` applied to every tensor."""
 
-        def all_of(value: Any) -> Any:
-            return (
-                {name: move(part) for name, part in value.items()}
-                if isinstance(value, dict)
-                else move(value)
-            )
+        def change(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: move(part) for name, part in value.items()}
+            return move(value)
 
-        return replace(
-            self, **{each.name: all_of(getattr(self, each.name)) for each in fields(self)}
-        )
+        return replace(self, **{f.name: change(getattr(self, f.name)) for f in fields(self)})
 
     def to(self, device: torch.device | str) -> "JaggedBatch":
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return self.moved(lambda tensor: tensor.to(device))

@@ -1,5 +1,6 @@
-"""The data sets known by name: where each one officially lies, its md5, how to read it, and which
-filters are customary.
+"""The data sets known by name: address, md5, reader and customary filters.
+
+Touch this to add a data set.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ RECBOLE = "recbole/dataset_example/ml-100k/ml-100k"
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set of the catalogue."""
+    """A data set of the catalogue: its `filters` apply unless the user chooses others."""
 
     about: str
     read: Callable[[Path], RawLog]
@@ -112,7 +113,7 @@ NAMES = (*ENTRIES, "synthetic")
 
 
 def remote_of(name: str, category: str) -> Remote:
-    """The archive of an entry, with the category filled in where the entry has categories."""
+    """Return the archive of an entry, with the category filled in if the entry has categories."""
     remote = ENTRIES[name].remote
     if "{category}" not in remote.url:
         return remote

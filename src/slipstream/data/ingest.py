@@ -1,19 +1,19 @@
-"""From a raw log to a sequence store, in memory that does not grow with the log.
+"""Turns a raw log into a sequence store, in memory that does not grow with the log.
 
-Three passes. Polars streams the log once to count users and items and to check every value; it
-streams it a second time, and each behaviour goes straight to its user's place in scratch columns (a
-counting sort: stable, in file order). The third pass walks those columns block by block, drops what
-the filters drop and sorts each user by time, stably: behaviours with equal times stay in file
-order. Scratch columns beyond IN_MEMORY bytes are mapped files, so only the vocabularies and a block
-or two must fit in memory.
+Touch this when filters, order or encoding of a log change. There are three passes. Polars streams
+the log once to count users and items and to check every value. It streams the log again, and each
+behaviour is written to its user's place in scratch columns (a counting sort: stable, in file
+order). The third pass reads those columns block by block, applies the filters and sorts each user's
+behaviours by time, stably: equal times stay in file order. Scratch columns beyond IN_MEMORY bytes
+are mapped files, so only the vocabularies and a block or two must fit in memory.
 
 Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into
-training, validation and test: such users count as `unsplittable_users` in store.json, serve in
-training alone and are not evaluated.
+training, validation and test: such users count as `unsplittable_users` in store.json; they are used
+in training and not evaluated.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from slipstream.data.raw_log import (
-    ACTION,
-    LARGEST,
-    RawLog,
-    check_values,
-    polars_errors_are_sentences,
-)
+from slipstream.data.raw_log import LARGEST, Progress, RawLog, check_values, explain_polars_errors
 from slipstream.data.row_lookup import RowLookup
-from slipstream.data.store import write_store
+from slipstream.data.store import ACTION, write_store
 from slipstream.errors import SlipstreamError
 
 BATCH_ROWS = 1 << 18
@@ -38,14 +32,10 @@ BLOCK_ROWS = 1 << 20
 IN_MEMORY = 1 << 30
 ORDER = "stable"  # by time, then by place in the file
 
-Progress = Callable[[str, int, int], None]
-
 
 @dataclass(frozen=True)
 class Filters:
-    """What is dropped. First items, then users below their minimum, once each; then the k-core
-    until nothing changes.
-    """
+    """Minimum counts: first of items, then of users, once each; then the k-core is computed."""
 
     min_item_count: int = 1
     min_user_count: int = 1
@@ -55,21 +45,21 @@ class Filters:
 def ingest(
     log: RawLog, directory: Path, filters: Filters, *, progress: Progress | None = None
 ) -> None:
-    """Write a whole store for `log` into `directory`, which must be an empty directory of ours."""
-    say = progress or (lambda what, done, total: None)
-    say("counting users and items", 0, 1)
-    with polars_errors_are_sentences(log.source.get("path", "the log")):
+    """Write the store of `log` into `directory`, which must be empty."""
+    report = progress or (lambda what, done, total: None)
+    report("counting users and items", 0, 1)
+    with explain_polars_errors(log.source.get("path", "the log")):
         users, items, rows = _count(log)
         arrays = _Arrays(directory, rows, [f"{ACTION}{name}" for name in log.columns.actions])
         offsets_U1 = _offsets(users["count"].to_numpy())
-        _scatter(log, users, items, offsets_U1, arrays, say)
+        _scatter(log, users, items, offsets_U1, arrays, report)
     keep_users_U, keep_items_V, kept = _apply_filters(
         arrays.item_N, offsets_U1, len(items), filters
     )
     offsets_U1 = _sort_and_compact(
-        arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, say
+        arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, report
     )
-    say("writing", 0, 1)
+    report("writing", 0, 1)
     counts_U = np.diff(offsets_U1)
     meta = {
         "order": ORDER,
@@ -97,9 +87,7 @@ def ingest(
 
 
 def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """One pass: every user and every item with its count, ascending by id, and all checks of
-    values.
-    """
+    """Check all values and count users and items, ascending by id; returns also the rows read."""
     frame = log.frame
     names = list(log.expressions())
     facts = frame.select(
@@ -120,8 +108,9 @@ def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
 
 
 def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
-    """Sort a vocabulary by id. Untyped text that is whole numbers throughout becomes numbers; `key`
-    stays what the log has.
+    """Sort a vocabulary by id; untyped text becomes numbers if all of it is whole numbers.
+
+    The column `key` keeps the id as the log has it.
     """
     counts = counts.with_columns(key=pl.col("id"))
     if untyped and counts.schema["id"] == pl.String:
@@ -145,9 +134,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 class _Arrays:
-    """Scratch columns. Large ones are files of their own, whose pages the system may write out:
-    they need not fit in memory.
-    """
+    """Scratch columns; large ones are mapped files, so they need not fit in memory."""
 
     def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
         self.directory = directory / "scratch"
@@ -166,8 +153,8 @@ class _Arrays:
         path = self.directory / name
         size = max(1, rows * np.dtype(dtype).itemsize)
         with open(path, "wb") as file:
-            # Claim the space now: writing a hole of a mapped file on a full disk would end in a
-            # signal, not an exception.
+            # Allocate the space now: on a full disk, writing to a hole of a mapped file would end
+            # the process with a signal, without an exception.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
@@ -191,11 +178,9 @@ def _scatter(
     items: pl.DataFrame,
     offsets_U1: np.ndarray,
     arrays: _Arrays,
-    say: Progress,
+    report: Progress,
 ) -> None:
-    """Second pass: stream the log with ids replaced by rows; every behaviour goes to the next free
-    place of its user.
-    """
+    """Second pass: write each behaviour, ids replaced by rows, to its user's next free place."""
     encoded, lookups = log.frame, {}
     for role, vocabulary in (("user", users), ("item", items)):
         if vocabulary.schema["key"] == pl.Int64:
@@ -220,17 +205,18 @@ def _scatter(
         for name, array in arrays.all():
             array[place_T] = columns[name][order_T]
         done += len(batch)
-        say("ordering by user", done, total)
+        report("ordering by user", done, total)
     if done != total:
         raise SlipstreamError(
             f"the log changed while it was read: {total:,} rows at first, then {done:,}; prepare "
-            "it again when it rests"
+            "it again when nothing writes to it"
         )
 
 
 def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each behaviour of a batch goes, with the order that groups them by user; moves the
-    users' free places on.
+    """Return the order that groups a batch by user, and each behaviour's place in that order.
+
+    The users' next free places in `free_U` are advanced.
     """
     order_T = _stable_argsort(user_T, free_U.size)
     user_T = user_T[order_T].astype(np.int64)
@@ -242,9 +228,7 @@ def _places(user_T: np.ndarray, free_U: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _stable_argsort(values_T: np.ndarray, below: int) -> np.ndarray:
-    """Stable order of whole numbers in [0, below), below <= 2^32: two passes over 16 bits each,
-    which NumPy sorts by radix.
-    """
+    """Sort whole numbers in [0, below), below <= 2^32, stably: a radix sort of 16 bits a pass."""
     low_T = np.argsort((values_T & 0xFFFF).astype(np.uint16), kind="stable")
     if below <= 1 << 16:
         return low_T
@@ -254,14 +238,12 @@ def _stable_argsort(values_T: np.ndarray, below: int) -> np.ndarray:
 def _apply_filters(
     item_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, filters: Filters
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Which users and items stay, and how many behaviours that leaves."""
+    """Return which users and items stay, and how many behaviours."""
     keep_U, keep_V = np.ones(offsets_U1.size - 1, dtype=bool), np.ones(num_items, dtype=bool)
 
     def count() -> tuple[np.ndarray, np.ndarray]:
-        user_counts, item_counts = (
-            np.zeros(keep_U.size, dtype=np.int64),
-            np.zeros(num_items, dtype=np.int64),
-        )
+        user_counts = np.zeros(keep_U.size, dtype=np.int64)
+        item_counts = np.zeros(num_items, dtype=np.int64)
         for first, last in _blocks(offsets_U1):
             users_T = np.repeat(np.arange(first, last), np.diff(offsets_U1[first : last + 1]))
             items_T = np.asarray(item_N[offsets_U1[first] : offsets_U1[last]])
@@ -291,7 +273,7 @@ def _apply_filters(
 
 
 def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of whole users with about BLOCK_ROWS behaviours each."""
+    """Yield ranges of users (first, last) with about BLOCK_ROWS behaviours each."""
     first, num_users = 0, offsets_U1.size - 1
     while first < num_users:
         last = int(np.searchsorted(offsets_U1, offsets_U1[first] + BLOCK_ROWS, side="right")) - 1
@@ -306,10 +288,11 @@ def _sort_and_compact(
     keep_U: np.ndarray,
     keep_V: np.ndarray,
     per_second: int,
-    say: Progress,
+    report: Progress,
 ) -> np.ndarray:
-    """Third pass, in place: a block is filtered, sorted by (user, time) and written where the last
-    one ended: never ahead of it.
+    """Third pass, in place: filter each block, sort it by (user, time) and write it compactly.
+
+    A block is written where the last one ended, which is never beyond its own beginning.
     """
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
@@ -333,14 +316,12 @@ def _sort_and_compact(
             array[written:stop] = values_T
         counts_U[first:last] = np.bincount(users_T[live_T], minlength=last - first)
         written = stop
-        say("ordering by time", end, total)
+        report("ordering by time", end, total)
     return _offsets(counts_U[keep_U])
 
 
 def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
-    """The order by (user, time), equal times as they stand. `users_T` ascends already; times are
-    not negative.
-    """
+    """Return the stable order by (user, time); `users_T` ascends already, times are >= 0."""
     later_T = (np.diff(times_T) >= 0) | (np.diff(users_T) > 0)
     if later_T.all():
         return np.arange(users_T.size)
@@ -352,9 +333,7 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
 
 
 def vocabulary_table(ids: pl.Series, known: pl.LazyFrame | None) -> pa.Table:
-    """The Arrow table of a vocabulary: `ids` in order, titles and features joined from `known`
-    where it knows them.
-    """
+    """Make the Arrow table of a vocabulary: `ids` in order, titles and features from `known`."""
     columns: dict[str, Any] = {
         "id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())
     }
@@ -377,7 +356,7 @@ def vocabulary_table(ids: pl.Series, known: pl.LazyFrame | None) -> pa.Table:
 
 
 def _codes(values: pl.Series) -> pa.DictionaryArray:
-    """Categories as codes: 0 for unknown, then the labels in ascending order."""
+    """Encode categories: 0 for unknown, then the labels in ascending order."""
     text = values.cast(pl.String)
     labels = text.drop_nulls().unique().sort()
     codes = text.to_frame("label").join(

@@ -1,8 +1,7 @@
-"""Reads KuaiRand (Pure, 1K, 27K): every `log_standard*` file, CSV or Parquet, with its feedback
-signals and the basic features.
+"""Reads KuaiRand (Pure, 1K, 27K). Touch this when its files or signals change.
 
-Times are milliseconds. Behaviours with equal times keep the order of the files by name, then of
-rows.
+It reads every `log_standard*` file, CSV or Parquet, with feedback signals and basic features. Times
+are milliseconds. Behaviours with equal times keep the order of the files by name, then of rows.
 """
 
 from pathlib import Path
@@ -37,7 +36,7 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 
 
 def read_kuairand(root: Path) -> RawLog:
-    """The standard log under `root`; the random-exposure log is another experiment and stays out."""
+    """Read the standard log under `root`; the random-exposure log is not read."""
     paths = _matching(root, "log_standard")
     if not paths:
         raise SlipstreamError(
@@ -72,9 +71,7 @@ def _features(root: Path, start: str, key: str, wanted: tuple[str, ...]) -> pl.L
         return None
     frame = scan_files(paths)
     known = frame.collect_schema().names()
-    chosen = [name for name in wanted if name in known]
-    return (
-        frame.select(pl.col(key).alias("id"), *[pl.col(name).cast(pl.String) for name in chosen])
-        if key in known
-        else None
-    )
+    if key not in known:
+        return None
+    chosen = [pl.col(name).cast(pl.String) for name in wanted if name in known]
+    return frame.select(pl.col(key).alias("id"), *chosen)

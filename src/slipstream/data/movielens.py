@@ -1,9 +1,8 @@
-"""Reads MovieLens in the shapes it comes in: `::`-separated (1M), tab-separated (100K) and CSV with
-a header (20M, latest-small).
+"""Reads MovieLens releases. Touch this to read another one.
 
-Behaviours keep the order of the ratings file; the rating is the one action. Titles, first genre,
-all genres and year describe items; gender, age and occupation describe users where the release has
-them.
+Ratings are `::`-separated (1M), tab-separated (100K) or CSV with a header (20M, latest-small).
+Behaviours keep the order of the ratings file; the rating is the one action. Items have a title, the
+first genre, all genres and a year; users have gender, age and occupation if the release has them.
 """
 
 from pathlib import Path
@@ -14,35 +13,17 @@ from slipstream.data.raw_log import Columns, RawLog, scan_files
 from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("userId", "movieId", "timestamp", actions=("rating",))
+# fmt: off
 GENRES_100K = (
-    *(
-        "unknown",
-        "Action",
-        "Adventure",
-        "Animation",
-        "Children's",
-        "Comedy",
-        "Crime",
-        "Documentary",
-        "Drama",
-        "Fantasy",
-    ),
-    *(
-        "Film-Noir",
-        "Horror",
-        "Musical",
-        "Mystery",
-        "Romance",
-        "Sci-Fi",
-        "Thriller",
-        "War",
-        "Western",
-    ),
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary",
+    "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi",
+    "Thriller", "War", "Western",
 )
+# fmt: on
 
 
 def find_file(root: Path, *names: str) -> Path | None:
-    """The first of `names` found in `root`, or in the folders below it."""
+    """Return the first of `names` found in `root`, or in the folders below it."""
     for name in names:
         if (root / name).is_file():
             return root / name
@@ -54,7 +35,7 @@ def find_file(root: Path, *names: str) -> Path | None:
 
 
 def read_movielens(root: Path) -> RawLog:
-    """The log of whichever MovieLens release lies in `root`."""
+    """Read the log of the MovieLens release in `root`."""
     readers = {
         "ratings.dat": _read_1m,
         "u.data": _read_100k,
@@ -70,7 +51,7 @@ def read_movielens(root: Path) -> RawLog:
 
 
 def _positional(path: Path, separator: str, places: tuple[int, int, int, int]) -> pl.LazyFrame:
-    """A headerless file whose columns are known by place: user, item, rating, time."""
+    """Scan a file without header; `places` are the columns of user, item, rating, time."""
     frame = scan_files([path], has_header=False, separator=separator, quote_char=None)
     names = frame.collect_schema().names()
     if len(names) <= max(places):
@@ -110,7 +91,7 @@ def _read_100k(path: Path) -> RawLog:
 
 
 def _read_atomic_100k(path: Path) -> RawLog:
-    """The same release with typed headers (`user_id:token`), as the package registry has it."""
+    """Read the release with typed headers (`user_id:token`) that the package registry has."""
     frame = scan_files([path], separator="\t", quote_char=None)
     frame = frame.select(
         userId="user_id:token",
@@ -138,7 +119,7 @@ def _read_csv(path: Path) -> RawLog:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a small side file, or none where the release lacks it; old releases are Latin-1."""
+    """Return the lines of a small file, none if it is missing; old releases are Latin-1."""
     if not path.is_file():
         return []
     data = path.read_bytes()
@@ -150,17 +131,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _people(rows: list[tuple[str, str, str, str]]) -> pl.LazyFrame | None:
-    return (
-        pl.DataFrame(rows, schema=["id", "gender", "age", "occupation"], orient="row").lazy()
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    return pl.DataFrame(rows, schema=["id", "gender", "age", "occupation"], orient="row").lazy()
 
 
 def _movies(rows: list[tuple]) -> pl.LazyFrame | None:
-    """`id`, `title`, and the features `genre` (the first named), `genres` (the whole combination)
-    and `year`.
-    """
+    """Return `id`, `title`, and the features `genre` (the first), `genres` (all) and `year`."""
     if not rows:
         return None
     frame = pl.DataFrame(

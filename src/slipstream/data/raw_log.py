@@ -1,21 +1,22 @@
-"""A raw log as it was found: a lazy frame, which of its columns say who, what and when, and what is
-known of items and users.
+"""A log that is not read yet: a lazy frame, its columns by role, facts about items and users.
 
-Nothing is read here but schemas and, when a check fails, the one row to name. Every failed check is
-one sentence that says where.
+Touch this to accept another type of column, or to check values differently. Only schemas are read
+here and, when a check fails, the first bad row: the error names it.
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from slipstream.data.store import ACTION
 from slipstream.errors import SlipstreamError, did_you_mean
 
-ACTION = "action:"
+Progress = Callable[[str, int, int], None]  # (what is being done, done so far, total)
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 DATES = ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d")  # UTC
 LAST_SECOND = 253_402_300_799  # the end of the year 9999
@@ -24,7 +25,7 @@ LARGEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of a log's columns, as its owner calls them."""
+    """The names of a log's columns by role."""
 
     user: str
     item: str
@@ -35,8 +36,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class RawLog:
-    """A log not yet read. `items` and `users` have a column `id`, perhaps `title`, and categorical
-    features under their names.
+    """A log that is not read yet.
+
+    `items` and `users` have a column `id`, perhaps a `title`, and categorical features by name.
     """
 
     raw: pl.LazyFrame
@@ -45,18 +47,16 @@ class RawLog:
     items: pl.LazyFrame | None = None
     users: pl.LazyFrame | None = None
     source: dict[str, Any] = field(default_factory=dict)
-    untyped: bool = True  # as in CSV: text that is whole numbers throughout means numbers
+    untyped: bool = True  # as in CSV: ids that are all whole numbers are numbers
     schema: pl.Schema = field(init=False)
-    dated: bool = field(
-        init=False, default=False
-    )  # whether the time column is text like 2024-05-01 12:30:00
+    dated: bool = field(init=False, default=False)  # time is text like 2024-05-01 12:30:00
 
     def __post_init__(self) -> None:
         if self.time_unit not in UNITS:
             raise SlipstreamError(
                 f"unknown time unit '{self.time_unit}'{did_you_mean(self.time_unit, UNITS)}"
             )
-        with polars_errors_are_sentences(self.source.get("path", "the log")):
+        with explain_polars_errors(self.source.get("path", "the log")):
             object.__setattr__(self, "schema", self.raw.collect_schema())
         wanted = {"user": self.columns.user, "item": self.columns.item, "time": self.columns.time}
         wanted |= {f"action {name}": name for name in self.columns.actions}
@@ -67,25 +67,18 @@ class RawLog:
                     f"the log has no column '{name}' for the "
                     f"{role.split()[0]}{did_you_mean(name, self.schema.names())}"
                 )
-
         if self.schema[self.columns.time] == pl.String:
-            with polars_errors_are_sentences(self.source.get("path", "the log")):
-                first = (
-                    self.raw.select(self.columns.time)
-                    .head(100)
-                    .collect(engine="streaming")
-                    .to_series()
-                    .drop_nulls()
-                )
-            object.__setattr__(
-                self,
-                "dated",
-                bool(len(first)) and re.match(r"\s*\d{4}-\d\d-\d\d", first[0]) is not None,
-            )
+            with explain_polars_errors(self.source.get("path", "the log")):
+                head = self.raw.select(self.columns.time).head(100).collect(engine="streaming")
+            first = head.to_series().drop_nulls()
+            dated = bool(len(first)) and re.match(r"\s*\d{4}-\d\d-\d\d", first[0]) is not None
+            object.__setattr__(self, "dated", dated)
 
     def expressions(self) -> dict[str, pl.Expr]:
-        """Canonical columns: `user`, `item` (int64 or text), `time` (int64, in the log's unit),
-        `action:<name>` (float32).
+        """Return the canonical columns.
+
+        `user` and `item` (int64 or text), `time` (int64 in the log's unit), `action:<name>`
+        (float32).
         """
         named = {
             "user": _id_expression(self.columns.user, self.schema[self.columns.user], "user"),
@@ -102,20 +95,14 @@ class RawLog:
 
     @property
     def per_second(self) -> int:
-        """How many of the canonical time column's units make a second."""
+        """Return how many units of the canonical time column make a second."""
         dtype = self.schema[self.columns.time]
-        return (
-            UNITS["us"]
-            if self.dated or isinstance(dtype, pl.Datetime)
-            else 1
-            if dtype == pl.Date
-            else UNITS[self.time_unit]
-        )
+        if self.dated or isinstance(dtype, pl.Datetime):
+            return UNITS["us"]
+        return 1 if dtype == pl.Date else UNITS[self.time_unit]
 
-    def first_offender(self, column: str, bad: pl.Expr) -> tuple[int, Any]:
-        """The first row (counted from 1, header not counted) where `bad` holds, and what the
-        original column has there.
-        """
+    def first_bad_row(self, column: str, bad: pl.Expr) -> tuple[int, Any]:
+        """Find the first row where `bad` holds (the first is 1) and its value in `column`."""
         row = (
             self.raw.with_row_index("#")
             .with_columns(bad.alias("#bad"))
@@ -126,21 +113,16 @@ class RawLog:
         return int(found.item(0, 0)) + 1, found.item(0, 1)
 
 
-class polars_errors_are_sentences:
-    """Turns what Polars has to say about an unreadable file into our one sentence."""
-
-    def __init__(self, what: Any) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, pl.exceptions.NoDataError):
-            raise SlipstreamError(f"{self.what} is empty: there is nothing to prepare") from error
-        if isinstance(error, pl.exceptions.PolarsError | FileNotFoundError | UnicodeDecodeError):
-            first_line = (str(error).strip().splitlines() or ["unknown reason"])[0]
-            raise SlipstreamError(f"{self.what} could not be read: {first_line}") from error
+@contextlib.contextmanager
+def explain_polars_errors(what: Any) -> Iterator[None]:
+    """Turn the errors of Polars about an unreadable file into a SlipstreamError."""
+    try:
+        yield
+    except pl.exceptions.NoDataError as error:
+        raise SlipstreamError(f"{what} is empty: there is nothing to prepare") from error
+    except (pl.exceptions.PolarsError, FileNotFoundError, UnicodeDecodeError) as error:
+        first_line = (str(error).strip().splitlines() or ["unknown reason"])[0]
+        raise SlipstreamError(f"{what} could not be read: {first_line}") from error
 
 
 def _id_expression(name: str, dtype: pl.DataType, role: str) -> pl.Expr:
@@ -194,8 +176,9 @@ def _action_expression(name: str, dtype: pl.DataType) -> pl.Expr:
 
 
 def check_values(log: RawLog, facts: dict[str, Any]) -> None:
-    """Raise the one sentence for the first thing wrong. `facts`: `rows`, `nulls` by canonical
-    column, `min_time`, `max_time`.
+    """Raise for the first thing that is wrong, with the row.
+
+    `facts` holds `rows`, `nulls` by canonical column, `min_time` and `max_time`.
     """
     if facts["rows"] == 0:
         raise SlipstreamError(
@@ -206,17 +189,17 @@ def check_values(log: RawLog, facts: dict[str, Any]) -> None:
     expressions = log.expressions()
     for canonical, column in named.items():
         if facts["nulls"][canonical]:
-            row, value = log.first_offender(column, expressions[canonical].is_null())
+            row, value = log.first_bad_row(column, expressions[canonical].is_null())
             raise SlipstreamError(_bad_value(canonical, column, row, value))
     if facts["min_time"] < 0:
-        row, value = log.first_offender(log.columns.time, expressions["time"] < 0)
+        row, value = log.first_bad_row(log.columns.time, expressions["time"] < 0)
         raise SlipstreamError(
             f"time column '{log.columns.time}' is negative in row {row} ({value}); times count "
             "from 1970, drop or mend such rows"
         )
     limit = LAST_SECOND * log.per_second
     if facts["max_time"] > limit:
-        row, value = log.first_offender(log.columns.time, expressions["time"] > limit)
+        row, value = log.first_bad_row(log.columns.time, expressions["time"] > limit)
         raise SlipstreamError(
             f"time column '{log.columns.time}' has {value} in row {row}, beyond the year 9999 "
             f"when read in '{log.time_unit}'; "
@@ -240,9 +223,7 @@ def _bad_value(canonical: str, column: str, row: int, value: Any) -> str:
 
 
 def scan_files(paths: Sequence[Path], **csv_options: Any) -> pl.LazyFrame:
-    """A lazy frame over CSV (also gzipped) or Parquet files, in the order given. CSV columns stay
-    text until they are checked.
-    """
+    """Scan CSV (also gzipped) or Parquet files, in the order given; CSV columns are text."""
     kinds = {"parquet" if path.suffix in (".parquet", ".pq") else "csv" for path in paths}
     if len(kinds) != 1:
         raise SlipstreamError(f"{paths[0].parent} mixes CSV and Parquet logs; keep one kind")
@@ -251,7 +232,7 @@ def scan_files(paths: Sequence[Path], **csv_options: Any) -> pl.LazyFrame:
             raise SlipstreamError(f"{path} does not exist")
         if path.stat().st_size == 0:
             raise SlipstreamError(f"{path} is empty: there is nothing to prepare")
-    with polars_errors_are_sentences(paths[0]):
+    with explain_polars_errors(paths[0]):
         if kinds == {"parquet"}:
             return pl.scan_parquet(list(paths))
         return pl.scan_csv(list(paths), infer_schema=False, **csv_options)

@@ -1,21 +1,17 @@
-"""From original int64 ids to rows, a million at a time: an open-addressing hash table in plain
-arrays.
+"""Maps original int64 ids to rows with an open-addressing hash table in NumPy arrays.
 
-Several times faster than a join or a binary search for the two lookups every behaviour of a log
-needs.
+Touch this when ingest spends its time here: every behaviour of a log needs two lookups. A join or a
+binary search is several times slower.
 """
 
 import numpy as np
 
-_SPREAD = np.uint64(
-    0x9E3779B97F4A7C15
-)  # odd, so multiplying by it loses nothing; its top bits mix all bits of the id
+# Odd, so multiplying by it loses nothing; the top bits of the product mix all bits of the id.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class RowLookup:
-    """Rows 0, 1, 2 … of distinct ids. At most a quarter of the slots is taken, so most lookups end
-    at their first slot.
-    """
+    """Rows 0, 1, 2 … of distinct ids; at most a quarter of the slots is used."""
 
     def __init__(self, ids_V: np.ndarray) -> None:
         bits = max(4, (4 * ids_V.size).bit_length())
@@ -25,9 +21,7 @@ class RowLookup:
         slots, rows = self._slots(ids_V), np.arange(ids_V.size)
         while rows.size:
             free = self._rows[slots] < 0
-            self._rows[slots[free]] = rows[
-                free
-            ]  # of several ids that want one slot the last gets it
+            self._rows[slots[free]] = rows[free]  # the last of several ids takes a slot
             left = self._rows[slots] != rows
             slots, rows = (slots[left] + 1) & self._mask, rows[left]
         taken = self._rows >= 0
@@ -35,12 +29,11 @@ class RowLookup:
 
     def _slots(self, ids: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return (
-                (ids.astype(np.int64, copy=False).view(np.uint64) * _SPREAD) >> self._shift
-            ).view(np.int64)
+            mixed = ids.astype(np.int64, copy=False).view(np.uint64) * _SPREAD
+            return (mixed >> self._shift).view(np.int64)
 
     def rows(self, ids_T: np.ndarray) -> np.ndarray:
-        """The row of every id; -1 for an id that is not known."""
+        """Return the row of every id, -1 for an unknown id."""
         slots_T = self._slots(ids_T)
         rows_T = self._rows[slots_T]
         unsure = np.flatnonzero((self._ids[slots_T] != ids_T) & (rows_T >= 0))

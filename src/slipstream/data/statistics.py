@@ -1,6 +1,4 @@
-"""What `slipstream data inspect` says about a store: counts, lengths, ties, time span; and two
-plots of it.
-"""
+"""The facts and plots of `slipstream data inspect`. Touch this to show more about a store."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +12,7 @@ PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 
 
 def tie_share(store: SequenceStore) -> float:
-    """Share of behaviours whose user has another one at the same time: their order is the order of
-    the log.
-    """
+    """Return the share of behaviours whose user has another one at the same time."""
     if store.num_behaviours == 0:
         return 0.0
     same_T = np.diff(store.timestamps_N) == 0
@@ -29,7 +25,7 @@ def tie_share(store: SequenceStore) -> float:
 
 
 def statistics(store: SequenceStore) -> dict[str, str]:
-    """Readable facts by name."""
+    """Return readable facts by name."""
     lengths_U = store.lengths_U
     counts_V = np.sort(np.bincount(store.items_N, minlength=store.num_items))[::-1]
     top = max(1, store.num_items // 100)
@@ -79,7 +75,7 @@ def _day(seconds: int) -> str:
 
 
 def draw_plots(store: SequenceStore, target: Path) -> Path:
-    """Length histogram and popularity curve, side by side, as PNG."""
+    """Draw the length histogram and the popularity curve as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,7 +1,6 @@
-"""The sequence store: one user's behaviours after the other in Arrow IPC files, memory-mapped and
-read without a copy.
+"""The sequence store: every user's behaviours in Arrow IPC files, mapped and read without a copy.
 
-A store is a directory of four files:
+Touch this when the layout of a store changes. A store is a directory of four files:
 
     sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
                       `action:<name>` per action
@@ -35,29 +34,15 @@ ACTION, FEATURE = "action:", "feature:"
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical column of a vocabulary. Code 0 means "not known"; known labels count from 1, in
-    ascending order.
-    """
+    """A categorical column of a vocabulary: code 0 is "unknown", labels ascend from code 1."""
 
     codes: np.ndarray  # int64, one per row of the vocabulary
     cardinality: int  # number of codes, 0 included
     labels: pa.Array  # text of every code
 
-    @property
-    def codes_V(self) -> np.ndarray:
-        """The codes of an item feature, one per item."""
-        return self.codes
-
-    @property
-    def codes_U(self) -> np.ndarray:
-        """The codes of a user feature, one per user."""
-        return self.codes
-
 
 class Vocabulary:
-    """Original ids (int64 or text) and the rows that stand for them. Ids ascend, so a lookup is a
-    binary search on the mapping.
-    """
+    """Original ids (int64 or text) and their rows; ids ascend, so a lookup is a binary search."""
 
     def __init__(self, ids: pa.Array, titles: pa.Array | None, noun: str) -> None:
         self._ids, self._titles, self._noun = ids, titles, noun
@@ -68,19 +53,17 @@ class Vocabulary:
         return len(self._ids)
 
     def id(self, row: int) -> int | str:
-        """The original id of a row."""
+        """Return the original id of a row."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self._noun} row {row} is outside 0 … {len(self) - 1}")
         return self._ids[row].as_py()
 
     def title(self, row: int) -> str | None:
-        """The title of a row, where the data has titles."""
+        """Return the title of a row, if the data has titles."""
         return self._titles[row].as_py() if self._titles is not None else None
 
     def find(self, original: int | str) -> int | None:
-        """The row of an original id, or None. Text is read as a number where the vocabulary holds
-        numbers.
-        """
+        """Return the row of an original id, or None; text may stand for a number."""
         key = _as_key(original, self.numeric)
         if key is None:
             return None
@@ -91,7 +74,7 @@ class Vocabulary:
         return row if row < len(self) and self._ids[row].as_py() == key else None
 
     def row(self, original: int | str) -> int:
-        """The row of an original id; an unknown id is the user's error."""
+        """Return the row of an original id; an unknown id is a SlipstreamError."""
         row = self.find(original)
         if row is None:
             raise SlipstreamError(
@@ -113,9 +96,7 @@ def _as_key(original: int | str, numeric: bool) -> int | str | None:
 
 
 class SequenceStore:
-    """An opened store. Arrays are views of the mapped files: nothing is read before it is touched,
-    nothing is copied.
-    """
+    """An opened store; its arrays are views of the mapped files, read when they are used."""
 
     def __init__(
         self,
@@ -227,8 +208,9 @@ def write_store(
     users: pa.Table,
     meta: dict[str, Any],
 ) -> None:
-    """Write the four files into `directory` (best a temporary one of `atomic_directory`); counts
-    and digest join `meta`.
+    """Write the four files into `directory`, usually one of `atomic_directory`.
+
+    Counts and digest are added to `meta` in store.json.
     """
     offsets = pa.array(offsets_U1, type=pa.int64())
     columns: dict[str, pa.Array] = {"user": pa.array(np.arange(offsets_U1.size - 1))}
@@ -257,7 +239,7 @@ def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
 def content_digest(
     offsets_U1: np.ndarray, values: dict[str, np.ndarray], items: pa.Table, users: pa.Table
 ) -> str:
-    """A digest of what the store says, whatever library or platform wrote it."""
+    """Compute a digest of the store's content, independent of library and platform."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(name: str, chunks: Iterator[bytes | memoryview]) -> None:
@@ -280,8 +262,9 @@ def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
 
 
 def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
-    """Bytes of a vocabulary column: numbers as they are, text as lengths and characters,
-    dictionaries as codes and labels.
+    """Yield the bytes of a vocabulary column.
+
+    Numbers are taken as they are, text as lengths and characters, dictionaries as codes and labels.
     """
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):

@@ -1,13 +1,11 @@
-"""A made-up log with what real ones have: lasting interests, Zipf popularity, lognormal lengths,
-actions that follow interest.
+"""A synthetic log with lasting interests, Zipf popularity and lognormal lengths.
 
-Items belong to topics. A user cares for a few topics, draws most behaviours from them (popular
-items of a topic more often), and now and then anything popular. Clicks and likes are likelier where
-the interest is. Everything follows from the seed, whatever the size: users are made in blocks, each
-from (seed, block).
+Touch this to give synthetic logs another property; their digests then change. Items belong to
+topics. A user has a few topics of interest, draws most behaviours from them (popular items of a
+topic more often) and the others from all items. Clicks and likes are likelier for items of
+interest. Users are made in blocks, each from (seed, block), so any size is reproducible.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slipstream.data.raw_log import Columns, RawLog
+from slipstream.data.raw_log import Columns, Progress, RawLog
 from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("user_id", "item_id", "timestamp", actions=("click", "like"))
@@ -63,7 +61,7 @@ LENGTHS: dict[str, dict[str, Any]] = {
 
 
 def with_lengths(shape: Synthetic, name: str) -> Synthetic:
-    """The same log with the lengths of a known data set."""
+    """Return the same shape with the lengths of a known data set."""
     if name not in LENGTHS:
         raise SlipstreamError(
             f"unknown lengths '{name}'; choose one of {', '.join(sorted(LENGTHS))}"
@@ -72,20 +70,18 @@ def with_lengths(shape: Synthetic, name: str) -> Synthetic:
 
 
 def draw_lengths(shape: Synthetic, users: int, generator: np.random.Generator) -> np.ndarray:
-    """int64 lengths of `users` logs."""
+    """Draw the lengths of `users` logs, int64."""
     drawn = generator.lognormal(shape.length_mu, shape.length_sigma, users)
     return np.clip(np.rint(drawn), shape.length_min, shape.length_max).astype(np.int64)
 
 
-class _Catalogue:
-    """Items laid out topic by topic with cumulated Zipf weights: one draw of a number is one draw
-    of an item.
-    """
+class _ItemWeights:
+    """Items sorted by topic with cumulated Zipf weights: a uniform number selects an item."""
 
     def __init__(self, shape: Synthetic) -> None:
         generator = np.random.default_rng([shape.seed, 0])
         self.topic_V = generator.integers(0, shape.topics, shape.items)
-        # Every topic has an item, as far as there are enough of them.
+        # Every topic has an item, if there are enough items.
         self.topic_V[: min(shape.topics, shape.items)] = np.arange(min(shape.topics, shape.items))
         popularity_V = (generator.permutation(shape.items) + 1.0) ** -shape.zipf
         self.order_V = np.argsort(self.topic_V, kind="stable")
@@ -97,7 +93,7 @@ class _Catalogue:
     def draw(
         self, uniform_T: np.ndarray, topic_T: np.ndarray, anything_T: np.ndarray
     ) -> np.ndarray:
-        """One item per behaviour: from its topic, or from everything."""
+        """Draw one item per behaviour: from its topic, or from all items."""
         low_T = np.where(anything_T, 0.0, self.low_K[topic_T])
         high_T = np.where(anything_T, self.cumulated_V[-1], self.high_K[topic_T])
         place_T = np.searchsorted(
@@ -106,21 +102,21 @@ class _Catalogue:
         return self.order_V[np.minimum(place_T, self.order_V.size - 1)]
 
 
-def _block(shape: Synthetic, catalogue: _Catalogue, block: int) -> pl.DataFrame:
+def _block(shape: Synthetic, weights: _ItemWeights, block: int) -> pl.DataFrame:
     generator = np.random.default_rng([shape.seed, 1, block])
     first = block * BLOCK_USERS
     users = min(BLOCK_USERS, shape.users - first)
     lengths_B = draw_lengths(shape, users, generator)
     user_T = np.repeat(np.arange(users), lengths_B)
     total = user_T.size
-    topics = np.flatnonzero(catalogue.high_K > catalogue.low_K)
+    topics = np.flatnonzero(weights.high_K > weights.low_K)
     cares_BI = topics[generator.integers(0, topics.size, (users, shape.interests))]
     # The first interest weighs most: the minimum of two uniform draws leans towards small numbers.
     which_T = (generator.random((2, total)).min(axis=0) * shape.interests).astype(np.int64)
     topic_T = cares_BI[user_T, which_T]
     anything_T = generator.random(total) >= shape.loyalty
-    item_T = catalogue.draw(generator.random(total), topic_T, anything_T)
-    liked_T = (catalogue.topic_V[item_T][:, None] == cares_BI[user_T]).any(axis=1)
+    item_T = weights.draw(generator.random(total), topic_T, anything_T)
+    liked_T = (weights.topic_V[item_T][:, None] == cares_BI[user_T]).any(axis=1)
     click_T = generator.random(total) < np.where(liked_T, 0.7, 0.2)
     like_T = click_T & (generator.random(total) < np.where(liked_T, 0.3, 0.05))
     gap_T = generator.exponential(np.where(generator.random(total) < 0.9, 120.0, 86_400.0)).astype(
@@ -142,19 +138,17 @@ def _block(shape: Synthetic, catalogue: _Catalogue, block: int) -> pl.DataFrame:
     )
 
 
-def synthetic_log(
-    shape: Synthetic, scratch: Path, progress: Callable[[str, int, int], None]
-) -> RawLog:
+def synthetic_log(shape: Synthetic, scratch: Path, progress: Progress) -> RawLog:
     """Make the log in `scratch`, a Parquet file per block of users."""
-    catalogue = _Catalogue(shape)
+    weights = _ItemWeights(shape)
     paths = []
     for block in range(-(-shape.users // BLOCK_USERS)):
         progress("making the log", block * BLOCK_USERS, shape.users)
         path = scratch / f"log_{block:06d}.parquet"
-        _block(shape, catalogue, block).write_parquet(path, compression="lz4", statistics=False)
+        _block(shape, weights, block).write_parquet(path, compression="lz4", statistics=False)
         paths.append(path)
     items = pl.DataFrame(
-        {"id": np.arange(1, shape.items + 1), "topic": catalogue.topic_V}
+        {"id": np.arange(1, shape.items + 1), "topic": weights.topic_V}
     ).with_columns(
         title=pl.format("item {} of topic {}", "id", "topic"),
         topic=pl.format("{}", pl.col("topic").cast(pl.String).str.zfill(6)),

@@ -1,10 +1,9 @@
-"""All tables of a model: the keys of a batch go in, rows come out as leaf tensors, their gradients
-go back as one update.
+"""All tables of a model: look up the rows of a batch, then update them from their gradients.
 
-Each table is asked once per batch for its unique keys. `Lookup.rows(i)` spreads the unique rows
-over the i-th key list; gradients of all lists meet in the one leaf `rows_UD`. On many ranks the
-exchange carries keys, rows and gradients between their owners and whoever asked, and replica groups
-agree on the sums before any row moves.
+Touch this when a step uses its tables in a new way. Each table is read once per batch, for the
+unique keys. `Lookup.rows(i)` repeats the unique rows for the i-th key list; the gradients of all
+lists are summed in the one leaf tensor `rows_UD`. On many ranks the exchange carries keys, rows and
+gradients between the ranks, and replica groups agree on the sums before rows are updated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,16 +12,17 @@ import torch
 
 from slipstream.ops.rows import coalesce, unique_keys
 from slipstream.tables.embedding_table import CHUNK, EmbeddingTable
-from slipstream.tables.exchange import Exchange, Gradients, Lookup, Lookups, gradient
+from slipstream.tables.exchange import Exchange, Gradients, Lookups
 from slipstream.tables.replicas import Replicas
 from slipstream.tables.row_optimizers import State
 
-__all__ = ["Lookup", "Lookups", "TableCollection", "combine"]
+__all__ = ["Lookups", "TableCollection", "add"]
 
 
 class TableCollection:
-    """The tables of one model, by name; `exchange` connects the ranks that share them, `replicas`
-    the groups that hold copies.
+    """The tables of one model, by name.
+
+    `exchange` connects the ranks that share the tables, `replicas` the groups that hold copies.
     """
 
     def __init__(
@@ -39,9 +39,7 @@ class TableCollection:
         return self.tables[name]
 
     def lookup(self, keys: Mapping[str, Sequence[torch.Tensor]]) -> Lookups:
-        """Gather each table's unique rows once; `keys` holds any number of int64 key tensors per
-        table.
-        """
+        """Read each table's unique rows once; `keys` are int64 key lists per table. Collective."""
         route = self.exchange.route(keys)
         return self.exchange.answer(
             route,
@@ -49,16 +47,12 @@ class TableCollection:
         )
 
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
-        """One optimiser step from the gradients the lookups have collected; several lookups
-        (micro-batches) count as one step.
-        """
+        """Make one optimizer step from the gradients of one lookup or several micro-batches."""
         steps = [lookups] if isinstance(lookups, Lookups) else lookups
         self.update(add([self.exchange.collect(each.route, each) for each in steps]), lr)
 
     def update(self, gradients: Gradients, lr: float) -> None:
-        """One optimiser step from collected gradients; replicas agree on them first. Collective
-        where there are replicas.
-        """
+        """Make one optimizer step from collected gradients. Collective if there are replicas."""
         if self.replicas is not None:
             gradients, lr = self.replicas.before_update(gradients), lr * self.replicas.lr_factor
         for name, (keys_O, grads_OD) in gradients.items():
@@ -68,12 +62,12 @@ class TableCollection:
             self.replicas.after_update(self.tables, gradients)
 
     def settle(self) -> None:
-        """Make replicas that differ on purpose equal: before rows are saved or judged. Collective."""
+        """Make replicas equal, before rows are saved or evaluated. Collective."""
         if self.replicas is not None:
             self.replicas.settle(self.tables)
 
     def all_rows(self, name: str) -> torch.Tensor:
-        """The weights of rows 0 … num_rows - 1, wherever they live: read only. Collective."""
+        """Return the weights of rows 0 … num_rows - 1 of all ranks, to read only. Collective."""
         table = self.tables[name]
         if self.exchange.keeps_whole(name):
             return table.all_rows()
@@ -82,19 +76,17 @@ class TableCollection:
         return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
 
     def clear(self) -> None:
-        """Every row is as it was born; files of an earlier session are forgotten with the next
-        flush.
-        """
+        """Reset every row to its first value; flushed files stay until the next flush."""
         for table in self.tables.values():
             table.clear()
 
     def close(self) -> None:
-        """Let go of files and locks."""
+        """Close files and release locks, without flushing."""
         for table in self.tables.values():
             table.close()
 
     def state_dict(self) -> State:
-        """Every table's weights and state, flat: `table/weights`, `table/state.…`."""
+        """Return every table's weights and state, flat: `table/weights`, `table/state.…`."""
         return {
             f"{name}/{key}": value
             for name, table in self.tables.items()
@@ -102,18 +94,15 @@ class TableCollection:
         }
 
     def load_state_dict(self, saved: State) -> None:
+        """Load what `state_dict` returned."""
         for name, table in self.tables.items():
-            table.load_state_dict(
-                {
-                    k.removeprefix(f"{name}/"): v
-                    for k, v in saved.items()
-                    if k.startswith(f"{name}/")
-                }
-            )
+            start = f"{name}/"
+            own = {k.removeprefix(start): v for k, v in saved.items() if k.startswith(start)}
+            table.load_state_dict(own)
 
 
 def add(parts: Sequence[Gradients]) -> Gradients:
-    """Per table the union of the keys and the sum of their gradients, in the order of the parts."""
+    """Sum gradients per table and key, in the order of the parts."""
     if len(parts) == 1:
         return parts[0]
     total: Gradients = {}
@@ -122,16 +111,3 @@ def add(parts: Sequence[Gradients]) -> Gradients:
         unique_U, inverse_T = unique_keys(torch.cat(keys))
         total[name] = (unique_U, coalesce(torch.cat(grads), inverse_T, unique_U.numel()))
     return total
-
-
-def combine(lookups: Mapping[str, Lookup] | Sequence[Mapping[str, Lookup]]) -> Gradients:
-    """This rank's own gradients: per table the touched keys and their sums, over one lookup or the
-    micro-batches of one step.
-    """
-    steps = [lookups] if isinstance(lookups, Mapping) else lookups
-    return add(
-        [
-            {name: (lookup.unique_U, gradient(lookup)) for name, lookup in each.items()}
-            for each in steps
-        ]
-    )

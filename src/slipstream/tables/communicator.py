@@ -1,8 +1,9 @@
-"""A communicator: one process group with buffers of its own, over which ranks swap uneven messages.
+"""A communicator: one process group with its own buffers, for messages of uneven sizes.
 
-One message per peer and per swap, whatever it holds; the buffers grow to the largest message and
-stay. A communicator carries one swap at a time: work that should overlap takes communicators on
-different groups (`Communicator(other_group)`), each used by one thread.
+Touch this when ranks must exchange something in a new way. A swap sends one message to each peer,
+whatever it holds. Buffers grow to the largest message and are reused. A communicator runs one
+collective at a time: work that overlaps uses communicators on different groups
+(`Communicator(other_group)`), each from one thread.
 """
 
 import math
@@ -20,17 +21,16 @@ class Communicator:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def buffer(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """`size` elements of reused memory; what it held under the same purpose is gone."""
-        wanted = size * dtype.itemsize
-        held = self._buffers.get(purpose)
-        if held is None or held.numel() < wanted:
-            held = self._buffers[purpose] = torch.empty(
-                max(wanted + wanted // 4, 4096), dtype=torch.uint8
-            )
-        return held[:wanted].view(dtype)
+        """Return `size` elements of memory, shared by all buffers of this purpose."""
+        needed = size * dtype.itemsize
+        memory = self._buffers.get(purpose)
+        if memory is None or memory.numel() < needed:
+            memory = torch.empty(max(needed + needed // 4, 4096), dtype=torch.uint8)
+            self._buffers[purpose] = memory
+        return memory[:needed].view(dtype)
 
     def swap_counts(self, counts_WC: torch.Tensor) -> torch.Tensor:
-        """Row w of `counts_WC` goes to rank w; row w of the answer came from rank w."""
+        """Send row w of `counts_WC` to rank w; row w of the result comes from rank w."""
         received_WC = torch.empty_like(counts_WC)
         dist.all_to_all_single(received_WC, counts_WC.contiguous(), group=self.group)
         return received_WC
@@ -38,9 +38,7 @@ class Communicator:
     def swap(
         self, sent: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], purpose: str
     ) -> torch.Tensor:
-        """One message to and from every rank; the answer lies in the communicator's buffer until
-        the next swap of this purpose.
-        """
+        """Swap one message with every rank; the next swap of this purpose overwrites the result."""
         received = self.buffer(purpose, sum(receive_sizes), sent.dtype)
         width = sent.dtype.itemsize
         dist.all_to_all_single(
@@ -53,9 +51,7 @@ class Communicator:
         return received
 
     def share(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Everybody's tensors, in rank order; first axes may differ between ranks. Counts first,
-        then one message per peer.
-        """
+        """All-gather tensors whose first axes may differ between ranks; a list per rank."""
         counts_WC = self.gather_counts(
             torch.tensor([len(tensor) for tensor in tensors], dtype=torch.int64)
         ).tolist()
@@ -74,13 +70,13 @@ class Communicator:
         ]
 
     def gather_counts(self, counts_C: torch.Tensor) -> torch.Tensor:
-        """[world, C]: everybody's counts."""
+        """All-gather counts; [world, C]."""
         gathered_WC = torch.empty(self.world, counts_C.numel(), dtype=counts_C.dtype)
         dist.all_gather(list(gathered_WC), counts_C.contiguous(), group=self.group)
         return gathered_WC
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
-        """In place: the sum over the ranks, the same bits on all of them."""
+        """Sum over the ranks in place; every rank gets the same bits."""
         dist.all_reduce(values, group=self.group)
         return values
 
@@ -96,9 +92,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 def _unpack(
     message: torch.Tensor, counts: list[int], like: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """One rank's tensors out of its message; copies, so that each is aligned and outlives the
-    buffer.
-    """
+    """Copy one rank's tensors out of its message, so that each is aligned and keeps its value."""
     sizes = [count * _row_bytes(tensor) for count, tensor in zip(counts, like, strict=True)]
     parts = zip(message.split(sizes), counts, like, strict=True)
     return [

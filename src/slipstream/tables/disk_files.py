@@ -1,19 +1,18 @@
-"""Fixed-size records in files that, whatever happens, open as they were at the last commit.
+"""Files of fixed-size records that always open as they were at the last commit.
 
-Every record has two slots. A byte per record says which slot is committed and which is live; a
-write goes to the slot that is not committed, and a commit makes the live slots the committed ones
-by writing the map and then, in one rename, the manifest that names it. Nothing the manifest speaks
-of is ever overwritten, so a process killed at any moment, a full disk or a failed write leaves the
-last commit behind without any repair. Records never straddle a 4 KiB block, so a cold record costs
-one read.
+Touch this when the layout on disk or the way of committing changes. Every record has two slots. A
+byte per record holds which slot is committed and which is live. A write goes to the slot that is
+not committed; a commit writes the map of live slots and then, in one rename, the manifest that
+names this map. Nothing that the manifest refers to is ever overwritten. So a process killed at any
+moment, a full disk or a failed write leaves the last commit, without any repair. Records never
+cross a 4 KiB block, so reading a cold record is one read.
 
-    manifest.json           what the table is, its files and their sizes, the generation
-    slices-00000-02047.rows records of a range of slices (or `numbered-…` for rows that are only
-    numbered), slot A and B by turns
-    map-12.bin              two bits per record: none, slot A, slot B
-    companion-12.safetensors what belongs to these rows and must never be older or newer than they
-    (an index)
-    lock                    held by the one process that may write
+    manifest.json            what the table is, its files and their sizes, the generation
+    slices-00000-02047.rows  records of a range of slices, slots A and B in turn
+                             (`numbered-….rows` where rows have numbers but no slices)
+    map-12.bin               two bits per record: none, slot A, slot B
+    companion-12.safetensors tensors committed together with the records (a hashed table's index)
+    lock                     held by the one process that may write
 """
 
 import fcntl
@@ -31,20 +30,19 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, read_json, write_json
-from slipstream.tables.disk_transfer import EndOfFileError, move_records
+from slipstream.tables.disk_transfer import EndOfFileError, transfer_records
 from slipstream.tables.memory_pages import lazy_zeros
 
 FORMAT = 1
 BLOCK = 4096
 MANIFEST, LOCK = "manifest.json", "lock"
+_EARLIER_KEYS = {"rule": "optimizer"}  # keys of manifests written before, and their names now
 _NONE, _A, _B = 0, 1, 2
 _LIVE, _COMMITTED_SHIFT = 3, 2
 
 
 class RecordFiles:
-    """Records 0, 1, 2 … of `record_bytes` each, in one file per range; `first_of_file` holds the
-    number each file begins with.
-    """
+    """Records 0, 1, 2 … of `record_bytes` each; file f begins with record `first_of_file[f]`."""
 
     def __init__(
         self,
@@ -101,12 +99,12 @@ class RecordFiles:
         manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise SlipstreamError(f"{path} does not describe a table of format {FORMAT}")
+        found = {_EARLIER_KEYS.get(name, name): it for name, it in manifest["table"].items()}
         for name, wanted in self.spec.items():
-            if manifest["table"].get(name) != wanted:
+            if found.get(name) != wanted:
                 raise SlipstreamError(
-                    f"the table in {self.directory} has {name} {manifest['table'].get(name)}, but "
-                    f"{wanted} is asked for; "
-                    "use the recipe it was trained with, or another directory"
+                    f"the table in {self.directory} has {name} {found.get(name)}, but {wanted} is "
+                    "asked for; use the recipe it was trained with, or another directory"
                 )
         for name, size in manifest["files"].items():
             file = self.directory / name
@@ -143,7 +141,7 @@ class RecordFiles:
         self._where_N[: len(live)] = live | (live << _COMMITTED_SHIFT)
 
     def _sweep(self) -> None:
-        """Remove what a process that was killed left unfinished."""
+        """Remove files that the manifest does not name: the leftovers of a killed process."""
         known = {MANIFEST, LOCK, *self._manifest.get("files", {}), self._manifest.get("companion")}
         known.add(self._manifest.get("map", {}).get("name"))
         for path in self.directory.iterdir():
@@ -158,11 +156,11 @@ class RecordFiles:
 
     @property
     def records(self) -> int:
-        """How many records the map has room for."""
+        """Return how many records the map has room for."""
         return len(self._where_N)
 
     def companion(self) -> dict[str, torch.Tensor]:
-        """What was committed beside the records; empty where nothing was."""
+        """Return the tensors committed together with the records; empty if there are none."""
         name = self._manifest.get("companion")
         if name is None:
             return {}
@@ -176,30 +174,31 @@ class RecordFiles:
     # -- records --
 
     def resize(self, records: int) -> None:
-        """Room in the map for records 0 … records - 1."""
+        """Make room in the map for records 0 … records - 1."""
         if records > len(self._where_N):
             larger = lazy_zeros(records, dtype=torch.uint8).numpy()
             larger[: len(self._where_N)] = self._where_N
             self._where_N = larger
 
     def written(self, numbers_U: np.ndarray) -> np.ndarray:
-        """Which of these records have ever been written (and not been forgotten)."""
-        return (self._where_N[numbers_U] & _LIVE) != _NONE
+        """Return which of these records have been written."""
+        written_U: np.ndarray = (self._where_N[numbers_U] & _LIVE) != _NONE
+        return written_U
 
     def all_written(self, begin: int, end: int) -> np.ndarray:
-        """The numbers of all records written between `begin` and `end`."""
+        """Return the numbers of all records written between `begin` and `end`."""
         return begin + np.flatnonzero((self._where_N[begin:end] & _LIVE) != _NONE)
 
     def forget_all(self) -> None:
-        """As if nothing had been written; the last commit stays on disk until the next."""
+        """Forget every record; the last commit stays on disk until the next one."""
         self._where_N &= ~np.uint8(_LIVE)
 
-    def read(self, numbers_U: np.ndarray, team: int) -> torch.Tensor:
-        """uint8 [U, record_bytes] of records that have been written, with `team` reading threads."""
+    def read(self, numbers_U: np.ndarray, threads: int) -> torch.Tensor:
+        """Read records that have been written, with several threads; uint8 [U, record_bytes]."""
         files_U, offsets_U = self._place(numbers_U, self._where_N[numbers_U] & _LIVE)
         records = torch.empty(len(numbers_U), self.record_bytes, dtype=torch.uint8)
         try:
-            move_records(files_U, offsets_U, records, team, writes=False)
+            transfer_records(files_U, offsets_U, records, threads, writes=False)
         except EndOfFileError as error:
             raise SlipstreamError(
                 f"a file of the table in {self.directory} is cut short; restore it from a copy"
@@ -210,20 +209,18 @@ class RecordFiles:
             ) from error
         return records
 
-    def write(self, numbers_U: np.ndarray, records: torch.Tensor, team: int) -> None:
-        """Write records to their slots that are not committed; they count from now on, and last
-        from the next commit on.
-        """
+    def write(self, numbers_U: np.ndarray, records: torch.Tensor, threads: int) -> None:
+        """Write records to their uncommitted slots; the next commit makes them durable."""
         committed_U = self._where_N[numbers_U] >> _COMMITTED_SHIFT
         slots_U = np.where(committed_U == _A, _B, _A).astype(np.uint8)
         files_U, offsets_U = self._place(numbers_U, slots_U, create=True)
-        move_records(files_U, offsets_U, records, team, writes=True)
+        transfer_records(files_U, offsets_U, records, threads, writes=True)
         self._where_N[numbers_U] = (committed_U << _COMMITTED_SHIFT) | slots_U
 
     def _place(
         self, numbers_U: np.ndarray, slots_U: np.ndarray, *, create: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Descriptor and offset of each record's slot."""
+        """Return the file descriptor and the offset of each record's slot."""
         files_U = np.searchsorted(self._first_F, numbers_U, side="right") - 1
         inside_U = numbers_U - self._first_F[files_U]
         blocks_U = 2 * (inside_U // self._per_block) + (slots_U == _B)
@@ -252,12 +249,10 @@ class RecordFiles:
                 self._descriptors[file] = descriptor
             return self._descriptors[file]
 
-    # -- lasting --
+    # -- committing --
 
     def commit(self, companion: dict[str, torch.Tensor] | None) -> None:
-        """Make everything written so far what the table opens with; after an OSError or
-        SlipstreamError nothing has changed.
-        """
+        """Make everything written so far durable; an OSError or SlipstreamError changes nothing."""
         for file in self._changed:
             os.fsync(self._descriptors[file])
         generation = self.generation + 1
@@ -297,7 +292,7 @@ class RecordFiles:
         self._sweep()
 
     def close(self) -> None:
-        """Let go of files and lock, without committing."""
+        """Close the files and release the lock, without committing."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()

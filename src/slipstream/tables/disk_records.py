@@ -1,5 +1,6 @@
-"""Rows as records: where the numbers of a disk table's rows come from, and how weights and state
-become bytes.
+"""Rows as records: how a disk table numbers its rows, and how weights and state become bytes.
+
+Touch this when the record format or the numbering changes; both decide what files mean.
 """
 
 from dataclasses import dataclass
@@ -13,61 +14,57 @@ from slipstream.tables.embedding_table import Rows, row_state
 from slipstream.tables.row_optimizers import RowOptimizer
 from slipstream.tables.slices import SLICES, Placement, SliceLayout, slice_of
 
-_FILE_BYTES = 256 << 20  # a file should hold about so much
-_MOST_FILES = 128  # each is an open file
+_FILE_BYTES = 256 << 20  # about the size of a file
+_MOST_FILES = 128  # each of them stays open
 _NUMBERED_PER_FILE = 1 << 20
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of a row inside its record."""
+    """One entry of a row inside its record; the name of the weights is empty."""
 
     name: str
-    at: int
+    offset: int
     bytes: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class RecordFormat:
-    """A record is the weights, then each entry of state, rounded up to eight bytes."""
+    """A record: the weights, then each entry of state, each padded to a multiple of 8 bytes."""
 
     def __init__(self, optimizer: RowOptimizer, dim: int, dtype: torch.dtype) -> None:
         entries = {"": torch.zeros(1, dim, dtype=dtype), **row_state(optimizer, dim, dtype)}
-        self.fields, at = [], 0
+        self.fields, self.bytes = [], 0
         for name, one in entries.items():
-            self.fields.append(
-                Field(name, at, one.numel() * one.element_size(), tuple(one.shape[1:]), one.dtype)
-            )
-            at += -(-self.fields[-1].bytes // 8) * 8
-        self.bytes = at
+            size = one.numel() * one.element_size()
+            self.fields.append(Field(name, self.bytes, size, tuple(one.shape[1:]), one.dtype))
+            self.bytes += -(-size // 8) * 8
 
     def pack(self, rows: Rows) -> torch.Tensor:
-        """uint8 [U, bytes]."""
+        """Return the rows as records, uint8 [U, bytes]."""
         count = len(rows.weights_UD)
         records = torch.zeros(count, self.bytes, dtype=torch.uint8)
         for field in self.fields:
             value = rows.weights_UD if field.name == "" else rows.state[field.name]
             flat = value.contiguous().view(count, field.bytes // field.dtype.itemsize)
-            records[:, field.at : field.at + field.bytes] = flat.view(torch.uint8)
+            records[:, field.offset : field.offset + field.bytes] = flat.view(torch.uint8)
         return records
 
     def unpack(self, records: torch.Tensor) -> Rows:
-        """The rows again, copied."""
+        """Copy the rows out of their records."""
         values = {}
         for field in self.fields:
-            part = records[:, field.at : field.at + field.bytes].contiguous()
+            part = records[:, field.offset : field.offset + field.bytes].contiguous()
             values[field.name] = part.view(field.dtype).view(len(records), *field.shape)
         return Rows(values.pop(""), values)
 
 
-class SliceNumbers:
-    """Rows 0 … num_rows - 1 (or those a rank owns) numbered by (slice, key), in one file per range
-    of slices.
+class SliceNumbering:
+    """Numbers rows 0 … num_rows - 1 (or those a rank owns) by (slice, key), files by slice range.
 
-    Costs four bytes per row held; a walk over all numbers gives rows in the order in which tables
-    are saved.
+    It uses four bytes per row held. Ascending numbers are the order in which tables are saved.
     """
 
     layout = "slices"
@@ -95,20 +92,21 @@ class SliceNumbers:
         self.first_of_file = [int(before_S[bound]) for bound in bounds[:-1]]
         self.names = [f"slices-{a:05d}-{b - 1:05d}.rows" for a, b in pairwise(bounds)]
 
-    def of(self, keys_U: torch.Tensor) -> np.ndarray:
-        """The number of each key."""
+    def numbers_of(self, keys_U: torch.Tensor) -> np.ndarray:
+        """Return the number of each key."""
         held_U = keys_U if self._part is None else self._part.locate(keys_U)
-        return self._numbers_N[held_U.numpy()].astype(np.int64)
+        numbers_U: np.ndarray = self._numbers_N[held_U.numpy()]
+        return numbers_U.astype(np.int64)
 
     def keys_of(self, begin: int, end: int) -> torch.Tensor:
-        """The keys numbered begin … end - 1."""
+        """Return the keys numbered begin … end - 1."""
         found = np.flatnonzero((self._numbers_N >= begin) & (self._numbers_N < end))
         held = torch.from_numpy(found[np.argsort(self._numbers_N[found])])
         return held if self._part is None else self._part.keys()[held]
 
 
-class PlainNumbers:
-    """Rows that are their own numbers, as a hashed table hands them out; there may always be more."""
+class PlainNumbering:
+    """Takes keys as numbers: a hashed table chooses them, and their count may grow."""
 
     layout = "numbered"
     low, high = 0, SLICES
@@ -118,23 +116,23 @@ class PlainNumbers:
         self.first_of_file = [number * _NUMBERED_PER_FILE for number in range(1 << 12)]
         self.names = [f"numbered-{number:05d}.rows" for number in range(1 << 12)]
 
-    def of(self, keys_U: torch.Tensor) -> np.ndarray:
+    def numbers_of(self, keys_U: torch.Tensor) -> np.ndarray:
         return keys_U.numpy()
 
     def keys_of(self, begin: int, end: int) -> torch.Tensor:
         return torch.arange(begin, end)
 
 
-Numbers = SliceNumbers | PlainNumbers
+Numbering = SliceNumbering | PlainNumbering
 
 
-def runs(count: int, shortest: int = 1 << 20, most: int = 32) -> list[tuple[int, int]]:
-    """Numbers 0 … count - 1 as (begin, end), in not more than `most` runs where they are long."""
+def ranges(count: int, shortest: int = 1 << 20, most: int = 32) -> list[tuple[int, int]]:
+    """Split 0 … count - 1 into equal ranges (begin, end) but for the last, at most `most`."""
     length = max(shortest, -(-count // most))
     return [(begin, min(begin + length, count)) for begin in range(0, count, length)]
 
 
 def directory_of(directory: str | Path, name: str, placement: Placement, rank: int) -> Path:
-    """Where one rank's part of a table lies."""
+    """Return the directory of one rank's part of a table."""
     part = Path(directory) / name
     return part if placement.world == 1 else part / f"rank-{rank:05d}-of-{placement.world:05d}"

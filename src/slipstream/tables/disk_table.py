@@ -1,16 +1,19 @@
-"""The disk tier: a table larger than memory.
+"""A table on disk, which may be larger than memory.
 
-Rows lie in files (`disk_files.py`), read by a team of waiting threads; a write-back cache of
-`cache_bytes` holds those in use, and optimizers move them there. `flush` makes all rows last; a
-process killed at any moment leaves the table as of its last flush. Files are read with the table
-unlocked, so one thread may fetch rows while another trains; which row may be fetched when is the
-schedule's business.
+Touch this when cache and files work together differently; the record layout is in disk_records.py,
+the way of committing in disk_files.py.
+
+Rows are in files, read by several threads. A write-back cache of `cache_bytes` holds the rows in
+use, and optimizers update them there. `flush` makes all rows durable; a process killed at any
+moment leaves the table as of its last flush. Files are read without holding the table's lock, so
+one thread may read rows while another trains. The schedule decides which rows may be read when.
 """
 
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +22,22 @@ from slipstream.errors import SlipstreamError
 from slipstream.ops.rows import unique_keys
 from slipstream.tables.disk_cache import RowCache
 from slipstream.tables.disk_files import RecordFiles
-from slipstream.tables.disk_records import Numbers, PlainNumbers, RecordFormat, SliceNumbers, runs
+from slipstream.tables.disk_records import (
+    Numbering,
+    PlainNumbering,
+    RecordFormat,
+    SliceNumbering,
+    ranges,
+)
 from slipstream.tables.embedding_table import (
     CHUNK,
     Rows,
     check_keys,
+    check_shape,
     first_rows,
     refuse_dense_optimizer,
-    saved_touched,
+    row_state,
+    save_touched,
     write_saved,
 )
 from slipstream.tables.row_optimizers import RowOptimizer, State
@@ -35,8 +46,8 @@ from slipstream.tables.slices import Placement
 READERS = 16
 
 
-class Pace:
-    """At most `rate` reads a second, by waiting: a slower disk on this machine, for experiments."""
+class ReadThrottle:
+    """Limits reads to `rate` a second by waiting: it imitates a slower disk, for experiments."""
 
     def __init__(self, rate: float) -> None:
         if rate <= 0:
@@ -44,7 +55,7 @@ class Pace:
         self._rate, self._free, self._lock = rate, 0.0, threading.Lock()
 
     def wait(self, reads: int) -> None:
-        """Return when a disk of this rate would have served so many more reads."""
+        """Wait until a disk of this rate would have served so many more reads."""
         with self._lock:
             self._free = max(self._free, time.monotonic()) + reads / self._rate
             until = self._free
@@ -52,10 +63,10 @@ class Pace:
 
 
 class DiskTable:
-    """Rows 0 … num_rows - 1 of width `dim` in the files of `directory`; with a `placement` only
-    those this rank owns.
+    """Rows 0 … num_rows - 1 of width `dim` in the files of `directory`.
 
-    `numbered` rows (the ground of a hashed table) may grow in number and are not dealt to slices.
+    With a `placement` it holds only the rows that `rank` owns. A `numbered` table (the storage of a
+    hashed table) may grow and is not divided into slices.
     """
 
     def __init__(
@@ -76,10 +87,7 @@ class DiskTable:
         read_rate: float | None = None,
         numbered: bool = False,
     ) -> None:
-        if num_rows < 1 or dim < 1:
-            raise ValueError(
-                f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
-            )
+        check_shape(name, num_rows, dim)
         if readers < 1:
             raise ValueError(f"readers must be at least 1, got {readers}")
         refuse_dense_optimizer(name, optimizer, "disk")
@@ -87,80 +95,75 @@ class DiskTable:
         self.seed, self.init_scale, self.readers, self.forgets = seed, init_scale, readers, False
         self._format = RecordFormat(optimizer, dim, dtype)
         placement = placement or Placement(1)
-        self._numbers: Numbers = (
-            PlainNumbers(num_rows)
+        self._numbering: Numbering = (
+            PlainNumbering(num_rows)
             if numbered
-            else SliceNumbers(num_rows, self._format.bytes, placement, rank)
+            else SliceNumbering(num_rows, self._format.bytes, placement, rank)
         )
-        spec = {
-            "name": name,
-            "dim": dim,
-            "dtype": str(dtype).removeprefix("torch."),
-            "optimizer": optimizer.name,
-            "seed": seed,
-        }
-        spec |= {
-            "init_scale": init_scale,
-            "layout": self._numbers.layout,
-            "slices": [self._numbers.low, self._numbers.high],
-        }
-        if not numbered:
-            spec["num_rows"] = num_rows
         self._cache = RowCache(name, cache_bytes, self._format.bytes, optimizer, dim, dtype)
         self._files = RecordFiles(
             Path(directory),
-            spec,
+            self._describe() | ({} if numbered else {"num_rows": num_rows}),
             self._format.bytes,
-            self._numbers.first_of_file,
-            self._numbers.names,
-            self._numbers.count,
+            self._numbering.first_of_file,
+            self._numbering.names,
+            self._numbering.count,
         )
         self.num_rows = max(num_rows, self._files.records) if numbered else num_rows
         if numbered:
-            self._numbers.count = self.num_rows
-        self._pace = None if read_rate is None else Pace(read_rate)
+            self._numbering.count = self.num_rows
+        self._throttle = None if read_rate is None else ReadThrottle(read_rate)
         self._lock = threading.RLock()
-        # times dirty rows have left the cache: a fetch that saw another count may be out of date
+        # Counts the writes of dirty rows: rows read before the last one may be out of date.
         self._written_back = 0
-        self.counters = {"hits": 0, "reads": 0, "born": 0, "written": 0}
+        self.counters = {"hits": 0, "reads": 0, "initialized": 0, "written": 0}
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what the manifest must agree with when the table is opened again."""
+        return {
+            "name": self.name,
+            "dim": self.dim,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "optimizer": self.optimizer.name,
+            "seed": self.seed,
+            "init_scale": self.init_scale,
+            "layout": self._numbering.layout,
+            "slices": [self._numbering.low, self._numbering.high],
+        }
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a row with its state."""
+        """Return the bytes of a row with its state."""
         return self._format.bytes
 
     @property
     def cache_rows(self) -> int:
-        """Rows the cache can hold."""
+        """Return how many rows the cache can hold."""
         return self._cache.capacity
 
-    # -- the verbs --
+    # -- what every table offers --
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """A copy of the weights of these rows, which stay in the cache where they fit."""
+        """Copy the weights of these rows, and keep the rows in the cache if they fit."""
         check_keys(self.name, self.num_rows, keys_U)
         unique_U, inverse_U = unique_keys(keys_U)
-        weights_UD = self._fetch(
-            unique_U, keep=unique_U.numel() <= self._cache.capacity // 2
-        ).weights_UD
-        return (
-            weights_UD
-            if unique_U.numel() == keys_U.numel() and torch.equal(unique_U, keys_U)
-            else weights_UD[inverse_U]
-        )
+        keep = unique_U.numel() <= self._cache.capacity // 2
+        weights_UD = self._fetch(unique_U, keep=keep).weights_UD
+        in_order = unique_U.numel() == keys_U.numel() and torch.equal(unique_U, keys_U)
+        return weights_UD if in_order else weights_UD[inverse_U]
 
     def read(self, keys_U: torch.Tensor) -> Rows:
-        """Rows with their state, copied; the cache stays as it is."""
+        """Copy rows with their state; rows that are not in the cache do not enter it."""
         check_keys(self.name, self.num_rows, keys_U)
         return self._fetch(keys_U, keep=False)
 
     def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
-        """One optimiser step for the rows `keys_U` (unique, ascending)."""
+        """Make one optimizer step for the rows `keys_U` (unique, ascending)."""
         check_keys(self.name, self.num_rows, keys_U)
         step = max(1, self._cache.capacity // 2)
         for keys, grads in zip(keys_U.split(step), grads_UD.split(step), strict=True):
             with self._lock:
-                slots = self._enter(keys)
+                slots = self._cached_slots(keys)
                 order = slots.argsort()
                 self.optimizer.update_(
                     self._cache.weights_CD, self._cache.state, slots[order], grads[order], lr
@@ -168,22 +171,20 @@ class DiskTable:
                 self._cache.dirty_C[slots] = True
 
     def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
-        """Put rows with their state in place (in the cache; they reach the files when they leave
-        it, or with a flush).
-        """
+        """Replace rows and their state in the cache; eviction or a flush writes them to files."""
         check_keys(self.name, self.num_rows, keys_U)
         step = max(1, self._cache.capacity // 2)
         for start in range(0, keys_U.numel(), step):
             part = slice(start, start + step)
             with self._lock:
-                slots = self._enter(keys_U[part], load=False)
+                slots = self._cached_slots(keys_U[part], load=False)
                 state = {entry: rows.state[entry][part] for entry in self._cache.state}
                 self._cache.put(slots, Rows(rows.weights_UD[part], state))
                 self._cache.dirty_C[slots] = True
 
     def all_rows(self) -> torch.Tensor:
-        """Every row's weights: a copy as large as the weights of the whole table."""
-        if self._numbers.high - self._numbers.low < Placement(1).slices(0)[1]:
+        """Copy every row's weights; the copy is as large as the weights of the whole table."""
+        if self._numbering.high - self._numbering.low < Placement(1).slices(0)[1]:
             raise ValueError(
                 f"table '{self.name}' holds a part of its rows on this rank; ask all ranks for "
                 "theirs"
@@ -195,27 +196,25 @@ class DiskTable:
         return weights_ND
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """Every row ever moved or written, ascending by (slice, key)."""
+        """Yield every row that was ever updated or written, ascending by (slice, key)."""
         with self._lock:
             cached = self._cache.numbers(self._cache.dirty_slots())
-        for begin, end in runs(self._numbers.count):
+        for begin, end in ranges(self._numbering.count):
             with self._lock:
-                moved = np.union1d(
+                numbers = np.union1d(
                     self._files.all_written(begin, end), cached[(cached >= begin) & (cached < end)]
                 )
-            if len(moved):
-                keys_U = self._numbers.keys_of(begin, end)[torch.from_numpy(moved - begin)]
+            if len(numbers):
+                keys_U = self._numbering.keys_of(begin, end)[torch.from_numpy(numbers - begin)]
                 for part in keys_U.split(chunk):
                     yield part, self.read(part)
 
     def flush(self) -> None:
-        """Make all rows last: what the table will open with from now on."""
+        """Make all rows durable: the table opens with them from now on."""
         self.flush_with(None)
 
     def flush_with(self, companion: State | None) -> None:
-        """`flush`, with tensors that belong to the rows (a hashed table's index) made to last in
-        the same moment.
-        """
+        """Flush together with tensors that belong to the rows (a hashed table's index)."""
         with self._lock:
             try:
                 self._write_back(self._cache.dirty_slots())
@@ -229,41 +228,37 @@ class DiskTable:
                 ) from error
 
     def companion(self) -> State:
-        """What the last flush put beside the rows."""
+        """Return the tensors that the last flush stored together with the rows."""
         return self._files.companion()
 
     def clear(self) -> None:
-        """As if new; what was flushed stays on disk until the next flush."""
+        """Reset every row to its first value; flushed files stay until the next flush."""
         with self._lock:
-            self._cache.drop_all()
+            self._cache.clear()
             self._files.forget_all()
             self._written_back += 1
 
     def close(self) -> None:
-        """Let go of the files and the lock without flushing: what was not flushed is lost."""
+        """Close the files and release the lock; rows that were not flushed are lost."""
         with self._lock:
             self._files.close()
 
     def grow(self, num_rows: int) -> None:
-        """More numbered rows."""
-        if not isinstance(self._numbers, PlainNumbers) or num_rows < self.num_rows:
+        """Add rows to a numbered table."""
+        if not isinstance(self._numbering, PlainNumbering) or num_rows < self.num_rows:
             raise ValueError(
                 f"table '{self.name}' can only grow, and only where its rows are numbered"
             )
         with self._lock:
-            self.num_rows = self._numbers.count = num_rows
+            self.num_rows = self._numbering.count = num_rows
             self._files.resize(num_rows)
 
     def state_dict(self) -> State:
-        """All touched rows: as large as they are. A table that does not fit memory is saved by
-        walking `touched`.
-        """
-        return saved_touched(self)
+        """Return all touched rows; save a table that does not fit in memory from `touched`."""
+        return save_touched(self)
 
     def load_state_dict(self, saved: State) -> None:
-        """Take over saved rows in place of all there are; what was flushed stays on disk until the
-        next flush.
-        """
+        """Replace all rows by saved ones; flushed files stay until the next flush."""
         with self._lock:
             self.clear()
             write_saved(self, saved)
@@ -271,10 +266,8 @@ class DiskTable:
     # -- between cache and files --
 
     def _fetch(self, keys_U: torch.Tensor, *, keep: bool) -> Rows:
-        """Rows with their state from wherever they are; `keep` lets those that were not in memory
-        enter the cache.
-        """
-        numbers_U = self._numbers.of(keys_U)
+        """Copy rows with their state from cache and files; `keep` puts them into the cache."""
+        numbers_U = self._numbering.numbers_of(keys_U)
         with self._lock:
             self._cache.clock += 1
             slots_U = self._cache.find(torch.from_numpy(numbers_U))
@@ -292,49 +285,41 @@ class DiskTable:
         return _merge(hit_U, found, loaded)
 
     def _load(self, keys_U: torch.Tensor, numbers_U: np.ndarray) -> Rows:
-        """Rows that are not in memory: read where they were written, as they are born where not."""
+        """Read rows from the files; rows that were never written have their first values."""
         written_U = self._files.written(numbers_U)
         places = np.flatnonzero(written_U)
         order = places[np.argsort(numbers_U[places])]  # ascending on disk
-        rows = self._newborn(keys_U)
+        rows = self._first_values(keys_U)
         if len(order):
             read = self._format.unpack(self._files.read(numbers_U[order], self.readers))
-            if self._pace is not None:
-                self._pace.wait(len(order))
+            if self._throttle is not None:
+                self._throttle.wait(len(order))
             target = torch.from_numpy(order)
             rows.weights_UD[target] = read.weights_UD
             for entry, value in rows.state.items():
                 value[target] = read.state[entry]
         self.counters["reads"] += len(order)
-        self.counters["born"] += len(numbers_U) - len(order)
+        self.counters["initialized"] += len(numbers_U) - len(order)
         return rows
 
-    def _newborn(self, keys_U: torch.Tensor) -> Rows:
-        state = self.optimizer.new_state(keys_U.numel(), self.dim, self.dtype)
+    def _first_values(self, keys_U: torch.Tensor) -> Rows:
         weights_UD = first_rows(self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype)
-        return Rows(weights_UD, {entry: value for entry, value in state.items() if value.dim() > 0})
+        return Rows(weights_UD, row_state(self.optimizer, self.dim, self.dtype, keys_U.numel()))
 
     def _keep(self, numbers_U: np.ndarray, rows: Rows, seen: int) -> None:
-        """Let loaded rows enter the cache, unless another thread has been there in the meantime."""
+        """Put loaded rows into the cache, unless another thread has written rows meanwhile."""
         with self._lock:
             if self._written_back != seen:
                 return
             absent_U = self._cache.find(torch.from_numpy(numbers_U)) < 0
             self._make_room(int(absent_U.sum()))
-            slots = self._cache.enter(torch.from_numpy(numbers_U)[absent_U])
-            self._cache.put(
-                slots,
-                Rows(
-                    rows.weights_UD[absent_U],
-                    {entry: v[absent_U] for entry, v in rows.state.items()},
-                ),
-            )
+            slots = self._cache.allocate(torch.from_numpy(numbers_U)[absent_U])
+            state = {entry: value[absent_U] for entry, value in rows.state.items()}
+            self._cache.put(slots, Rows(rows.weights_UD[absent_U], state))
 
-    def _enter(self, keys_U: torch.Tensor, *, load: bool = True) -> torch.Tensor:
-        """Slots of these rows, all in memory afterwards; without `load` the caller sets the
-        contents of new ones.
-        """
-        numbers_U = self._numbers.of(keys_U)
+    def _cached_slots(self, keys_U: torch.Tensor, *, load: bool = True) -> torch.Tensor:
+        """Bring rows into the cache and return their slots; without `load` new slots stay unset."""
+        numbers_U = self._numbering.numbers_of(keys_U)
         self._cache.clock += 1
         slots_U = self._cache.find(torch.from_numpy(numbers_U))
         self._cache.use(slots_U[slots_U >= 0])
@@ -343,27 +328,26 @@ class DiskTable:
             new_numbers = numbers_U[new_U.numpy()]
             self._make_room(len(new_numbers))
             rows = self._load(keys_U[new_U], new_numbers) if load else None
-            slots_U[new_U] = self._cache.enter(torch.from_numpy(new_numbers))
+            slots_U[new_U] = self._cache.allocate(torch.from_numpy(new_numbers))
             if rows is not None:
                 self._cache.put(slots_U[new_U], rows)
         return slots_U
 
     def _make_room(self, needed: int) -> None:
-        leaving = self._cache.leaving(needed)
-        if leaving.numel():
-            dirty = leaving[self._cache.dirty_C[leaving]]
+        evicted = self._cache.choose_evicted(needed)
+        if evicted.numel():
             try:
-                self._write_back(dirty)
+                self._write_back(evicted[self._cache.dirty_C[evicted]])
             except OSError as error:
                 raise SlipstreamError(
                     f"could not write rows of table '{self.name}' to {self._files.directory}: "
                     f"{error.strerror}; "
                     "on disk it is as after its last flush, so make room and start again from there"
                 ) from error
-            self._cache.release(leaving)
+            self._cache.release(evicted)
 
     def _write_back(self, slots_U: torch.Tensor) -> None:
-        """Write dirty rows to the files; they stay in memory and are clean."""
+        """Write dirty rows to the files; they stay in the cache and are clean."""
         for slots in slots_U.split(CHUNK) if slots_U.numel() else ():
             slots = slots[torch.from_numpy(np.argsort(self._cache.numbers(slots)))]
             self._files.write(
@@ -375,7 +359,7 @@ class DiskTable:
 
 
 def _merge(hit_U: torch.Tensor, found: Rows, loaded: Rows) -> Rows:
-    """Rows in the order of their keys again."""
+    """Join rows found in the cache and rows loaded, in the order of the keys."""
 
     def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         whole = b.new_empty(hit_U.numel(), *b.shape[1:])

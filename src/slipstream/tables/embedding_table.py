@@ -1,9 +1,9 @@
-"""What every tier of embedding rows offers, whatever holds the rows: memory, a disk, a hash index
-over either.
+"""What every embedding table offers, and the functions that all tables share.
 
-A row is its weights together with its optimiser state. Its first value is a pure function of (seed,
-table name, key), so it does not matter when, where or in which order rows are born, nor which rank
-or tier holds them. Keys are always the global ones.
+Touch this when all kinds of tables (memory, disk, hashed) change together. A row is its weights
+together with its optimizer state. Its first value is a pure function of (seed, table name, key), so
+it does not depend on when a row is first used, nor on the rank or the kind of table that holds it.
+Keys are always global.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ from slipstream.ops import counter_random, native
 from slipstream.ops.kernel_call import kernel
 from slipstream.tables.row_optimizers import RowOptimizer, State
 
-CHUNK = 1 << 16  # rows handled at a time where a whole table passes by
+CHUNK = 1 << 16  # rows handled at a time where a whole table is read or written
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows on their way between places: weights, and every entry of state that belongs to a row."""
+    """Rows outside their table: weights, and the entries of optimizer state that belong to rows."""
 
     weights_UD: torch.Tensor
     state: State
@@ -51,39 +51,35 @@ class EmbeddingTable(Protocol):
 
     @property
     def forgets(self) -> bool:
-        """Whether a trained row may be read as new later (admission, eviction): a schedule that
-        keeps rows elsewhere must know.
-        """
+        """Whether a trained row may later be read as new, because of admission or eviction."""
         ...
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """A copy of the weights of these rows, in any order of keys, repeats allowed."""
+        """Copy the weights of these rows; keys may come in any order and repeat."""
         ...
 
     def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
-        """One optimiser step for the rows `keys_U` (unique, ascending)."""
+        """Make one optimizer step for the rows `keys_U` (unique, ascending)."""
         ...
 
     def read(self, keys_U: torch.Tensor) -> Rows:
-        """Rows with their state, copied."""
+        """Copy rows with their state."""
         ...
 
     def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
-        """Put rows with their state in place."""
+        """Replace rows and their state."""
         ...
 
     def all_rows(self) -> torch.Tensor:
-        """The weights of rows 0 … num_rows - 1: read only."""
+        """Return the weights of rows 0 … num_rows - 1, for reading only."""
         ...
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """Every row that may differ from its birth, at most `chunk` at a time, ascending by (slice,
-        key).
-        """
+        """Yield every row that may differ from its first value, ascending by (slice, key)."""
         ...
 
     def flush(self) -> None:
-        """Make all rows durable where the tier has a file; nothing to do in memory."""
+        """Make all rows durable; a table in memory does nothing."""
         ...
 
     def state_dict(self) -> State: ...
@@ -91,22 +87,18 @@ class EmbeddingTable(Protocol):
     def load_state_dict(self, saved: State) -> None: ...
 
     def clear(self) -> None:
-        """As if new: every row is as it was born. What was flushed stays on disk until the next
-        flush.
-        """
+        """Reset every row to its first value; flushed files stay until the next flush."""
         ...
 
     def close(self) -> None:
-        """Let go of files and locks, without flushing."""
+        """Close files and release locks, without flushing."""
         ...
 
 
 def first_rows(
     seed: int, table: str, keys_U: torch.Tensor, dim: int, init_scale: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The rows as they are born: uniform in [-init_scale, init_scale), drawn from (seed, table
-    name, key).
-    """
+    """Draw first values from (seed, table, key), uniform in [-init_scale, init_scale)."""
     name = int.from_bytes(hashlib.sha256(table.encode()).digest()[:8], "little")
     own_seed = counter_random.derive_seed(seed, name)
     if dtype == torch.float32 and native.available():
@@ -120,7 +112,7 @@ def first_rows(
 
 
 def check_keys(name: str, num_rows: int | None, keys_U: torch.Tensor) -> None:
-    """Keys are int64 rows of this table."""
+    """Raise unless the keys are int64 rows of this table."""
     if keys_U.dtype != torch.int64:
         raise TypeError(f"keys of table '{name}' must be int64, got {keys_U.dtype}")
     if keys_U.numel() == 0:
@@ -133,49 +125,50 @@ def check_keys(name: str, num_rows: int | None, keys_U: torch.Tensor) -> None:
         )
 
 
-def row_state(optimizer: RowOptimizer, dim: int, dtype: torch.dtype) -> State:
-    """One untrained row's state by name, each with a leading axis of one: what travels with a row
-    under this optimizer.
-    """
-    return {
-        name: value for name, value in optimizer.new_state(1, dim, dtype).items() if value.dim() > 0
-    }
+def row_state(optimizer: RowOptimizer, dim: int, dtype: torch.dtype, count: int = 1) -> State:
+    """Make the state of `count` untrained rows: the entries that belong to rows, by name."""
+    state = optimizer.new_state(count, dim, dtype)
+    return {name: value for name, value in state.items() if value.dim() > 0}
 
 
-def refuse_dense_optimizer(name: str, optimizer: RowOptimizer, tier: str) -> None:
-    """Tiers that hold only some rows cannot serve a optimizer that moves all of them."""
-    if optimizer.updates_untouched_rows:
-        raise SlipstreamError(
-            f"optimizer '{optimizer.name}' moves every row of table '{name}' at every step, which "
-            f"a {tier} "
-            "table cannot do; "
-            "use rowwise_adam or rowwise_adagrad, or tables.tier=memory"
+def check_shape(name: str, num_rows: int, dim: int) -> None:
+    """Raise unless the table has a row and a column."""
+    if num_rows < 1 or dim < 1:
+        raise ValueError(
+            f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
         )
 
 
-def saved_touched(tier: EmbeddingTable) -> State:
-    """The touched rows as flat tensors: `keys`, `weights`, `state.…`."""
-    parts = list(tier.touched())
-    state = row_state(tier.optimizer, tier.dim, tier.dtype) if not parts else parts[0][1].state
+def refuse_dense_optimizer(name: str, optimizer: RowOptimizer, tier: str) -> None:
+    """Raise for an optimizer that updates all rows where a table holds only some of them."""
+    if optimizer.updates_untouched_rows:
+        raise SlipstreamError(
+            f"optimizer '{optimizer.name}' updates every row of table '{name}' at every step, "
+            f"which a {tier} table cannot do; use rowwise_adam or rowwise_adagrad, or "
+            "tables.tier=memory"
+        )
+
+
+def save_touched(table: EmbeddingTable) -> State:
+    """Return the touched rows as flat tensors: `keys`, `weights`, `state.…`."""
+    parts = list(table.touched())
+    state = row_state(table.optimizer, table.dim, table.dtype) if not parts else parts[0][1].state
+    nothing = torch.zeros(0, table.dim, dtype=table.dtype)
     saved = {
         "keys": torch.cat([keys_U for keys_U, _ in parts] or [torch.zeros(0, dtype=torch.int64)]),
-        "weights": torch.cat(
-            [rows.weights_UD for _, rows in parts] or [torch.zeros(0, tier.dim, dtype=tier.dtype)]
-        ),
+        "weights": torch.cat([rows.weights_UD for _, rows in parts] or [nothing]),
     }
     for entry, one in state.items():
         saved[f"state.{entry}"] = torch.cat([rows.state[entry] for _, rows in parts] or [one[:0]])
     return saved
 
 
-def write_saved(tier: EmbeddingTable, saved: State) -> None:
-    """Put rows saved by `saved_touched` in place, after checking that they are this table's kind of
-    rows.
-    """
-    expected: dict[str, tuple[int, ...]] = {"weights": (tier.dim,)}
+def write_saved(table: EmbeddingTable, saved: State) -> None:
+    """Write rows saved by `save_touched`, after checking that they fit this table."""
+    expected: dict[str, tuple[int, ...]] = {"weights": (table.dim,)}
     expected |= {
         f"state.{name}": tuple(one.shape[1:])
-        for name, one in row_state(tier.optimizer, tier.dim, tier.dtype).items()
+        for name, one in row_state(table.optimizer, table.dim, table.dtype).items()
     }
     for name, shape in expected.items():
         if (
@@ -184,8 +177,8 @@ def write_saved(tier: EmbeddingTable, saved: State) -> None:
             or tuple(saved[name].shape) != (len(saved["keys"]), *shape)
         ):
             raise SlipstreamError(
-                f"the saved rows of table '{tier.name}' do not fit: this table has rows of "
-                f"{tier.dim} with optimizer {tier.optimizer.name}; "
+                f"the saved rows of table '{table.name}' do not fit: this table has rows of "
+                f"{table.dim} with optimizer {table.optimizer.name}; "
                 "use the recipe it was trained with"
             )
     state = {
@@ -196,4 +189,4 @@ def write_saved(tier: EmbeddingTable, saved: State) -> None:
     for start in range(0, len(saved["keys"]), CHUNK):
         part = slice(start, start + CHUNK)
         rows = Rows(saved["weights"][part], {name: value[part] for name, value in state.items()})
-        tier.write(saved["keys"][part], rows)
+        table.write(saved["keys"][part], rows)

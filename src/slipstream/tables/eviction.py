@@ -1,15 +1,15 @@
-"""Which entries go first when room is needed."""
+"""Chooses which rows a full cache or table gives up first. Touch this to change that choice."""
 
 import numpy as np
 
-SHARE = (
-    16  # at least one in so many goes at a time, so that searching for the least useful stays rare
-)
+# At least one entry in SHARE is evicted at a time, so that the search for them stays rare.
+SHARE = 16
 
 
 def smallest(count: int, *columns: np.ndarray) -> np.ndarray:
-    """Places of the `count` smallest entries by the first column, ties by the next, and so on; the
-    last must have no ties.
+    """Find the `count` smallest entries by the first column, ties by the next, and so on.
+
+    Returns their places. The last column must have no ties.
     """
     first = columns[0]
     if count >= len(first):
@@ -17,7 +17,7 @@ def smallest(count: int, *columns: np.ndarray) -> np.ndarray:
     if count == 0:
         return np.arange(0)
     border = np.partition(first, count - 1)[count - 1]
-    sure, tied = np.flatnonzero(first < border), np.flatnonzero(first == border)
-    if len(sure) + len(tied) > count:
-        tied = tied[smallest(count - len(sure), *(column[tied] for column in columns[1:]))]
-    return np.concatenate([sure, tied])
+    below, tied = np.flatnonzero(first < border), np.flatnonzero(first == border)
+    if len(below) + len(tied) > count:
+        tied = tied[smallest(count - len(below), *(column[tied] for column in columns[1:]))]
+    return np.concatenate([below, tied])

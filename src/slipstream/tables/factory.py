@@ -1,4 +1,4 @@
-"""The tier a recipe names, ready for one rank's part of a table."""
+"""Makes the kind of table that a recipe names. Touch this to add a kind of table."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,13 +9,13 @@ from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.tables.disk_records import directory_of
 from slipstream.tables.disk_table import DiskTable
 from slipstream.tables.embedding_table import EmbeddingTable
-from slipstream.tables.hashed_table import Evict, Ground, HashedTable
+from slipstream.tables.hashed_table import Evict, GrowableTable, HashedTable
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import RowOptimizer
 from slipstream.tables.slices import Placement
 
 TIERS = ("memory", "disk", "hashed")
-_FIRST_ROWS = 1024  # a hashed table's ground begins with so many rows and grows
+_FIRST_ROWS = 1024  # rows in the storage of a new hashed table; it grows
 
 
 def make_table(
@@ -37,18 +37,17 @@ def make_table(
     max_rows: int | None = None,
     evict: Evict = "lru",
 ) -> EmbeddingTable:
-    """`memory`, `disk` (needs `directory`), or `hashed` (over files where a `directory` is given,
-    else over memory).
+    """Make a table of tier `memory`, `disk` or `hashed`: one rank's part of it.
 
-    A table `name` lies in `directory/name`, with several ranks in a directory of each rank below
-    it.
+    `disk` needs a `directory`; `hashed` keeps its rows in files if there is one, else in memory.
+    The files of table `name` are in `directory/name`, with several ranks in one directory per rank.
     """
     if tier not in TIERS:
         raise SlipstreamError(f"unknown table tier '{tier}'{did_you_mean(tier, TIERS)}")
     placement = placement or Placement(1)
     if tier == "disk" and directory is None:
         raise SlipstreamError(
-            "tables.tier=disk keeps its rows in files; say where with tables.directory"
+            "tables.tier=disk keeps its rows in files; name it in tables.directory"
         )
     if tier != "hashed" and num_rows is None:
         raise ValueError(f"table '{name}' of tier {tier} needs num_rows")
@@ -56,7 +55,7 @@ def make_table(
     place = None if directory is None else directory_of(directory, name, placement, rank)
     files: dict[str, Any] = {"cache_bytes": cache_bytes, "read_rate": read_rate}
     if tier == "hashed":
-        ground: Ground = (
+        storage: GrowableTable = (
             MemoryTable(name, _FIRST_ROWS, dim, optimizer, **common)
             if place is None
             else DiskTable(
@@ -64,7 +63,7 @@ def make_table(
             )
         )
         return HashedTable(
-            ground, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict
+            storage, num_rows=num_rows, admit_after=admit_after, max_rows=max_rows, evict=evict
         )
     assert num_rows is not None
     if tier == "memory":

@@ -1,8 +1,7 @@
-"""An index from any non-negative int64 key to an int64 value: native open addressing, with a plain
-dictionary as its twin.
+"""An index from any non-negative int64 key to an int64 value. Touch this to change that mapping.
 
-`make_index` gives the native one where kernels were built. Both grow as they fill and answer the
-same questions; the twin serves where there is no compiler and judges the native one in tests.
+`make_index` returns the native index (open addressing) where kernels were built, and otherwise one
+over a dictionary. Both behave alike; tests compare the native index with the dictionary.
 """
 
 from typing import Protocol
@@ -16,24 +15,24 @@ _SMALLEST = 64
 
 
 class Index(Protocol):
-    """Keys to values."""
+    """Maps keys to values."""
 
     def __len__(self) -> int: ...
 
     def find(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """The value of each key, -1 where it is absent."""
+        """Return the value of each key, -1 where it is absent."""
         ...
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
-        """Put values in place; a key that is there gets the new value."""
+        """Set the values of keys, present or not."""
         ...
 
     def erase(self, keys_U: torch.Tensor) -> None:
-        """Take keys out; absent ones are passed over."""
+        """Remove keys; absent ones are ignored."""
         ...
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys, ascending, and their values."""
+        """Return all keys, ascending, and their values."""
         ...
 
 
@@ -65,8 +64,7 @@ class NativeIndex:
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
         keys_U, values_U = keys_U.contiguous(), values_U.contiguous()
-        if keys_U.numel() and int(keys_U.min()) < 0:
-            raise ValueError(f"keys of an index are not negative, got {int(keys_U.min())}")
+        _refuse_negative(keys_U)
         self._make_room(self._length + keys_U.numel())
         call = kernel("ss_hash_insert", "pnppn", returns=True)
         self._length += call(self._pairs, self._mask, keys_U, values_U, keys_U.numel())
@@ -93,7 +91,7 @@ class NativeIndex:
 
 
 class PlainIndex:
-    """The same as a dictionary."""
+    """The same mapping in a dictionary, where no kernels were built."""
 
     def __init__(self, room: int = 0) -> None:
         self._values: dict[int, int] = {}
@@ -107,8 +105,7 @@ class PlainIndex:
         )
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
-        if keys_U.numel() and int(keys_U.min()) < 0:
-            raise ValueError(f"keys of an index are not negative, got {int(keys_U.min())}")
+        _refuse_negative(keys_U)
         self._values.update(zip(keys_U.tolist(), values_U.tolist(), strict=True))
 
     def erase(self, keys_U: torch.Tensor) -> None:
@@ -121,5 +118,10 @@ class PlainIndex:
 
 
 def make_index(room: int = 0) -> Index:
-    """An empty index with room for so many keys before it must grow."""
+    """Make an empty index with room for so many keys before it must grow."""
     return NativeIndex(room) if native.available() else PlainIndex(room)
+
+
+def _refuse_negative(keys_U: torch.Tensor) -> None:
+    if keys_U.numel() and int(keys_U.min()) < 0:
+        raise ValueError(f"keys of an index are not negative, got {int(keys_U.min())}")

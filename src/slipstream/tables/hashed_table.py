@@ -1,12 +1,13 @@
-"""The hashed tier: any int64 id has a row, and rows are spent on the ids that earn them.
+"""A table for any int64 id. Touch this when admission or eviction of ids changes.
 
-An index maps an id to a numbered row of another tier (memory or disk), which grows with it. An id
-gets its row with the `admit_after`-th training step that brings it a gradient; until then it is
-read as it was born and its gradients are dropped. With `max_rows` the least recently (lru) or least
-often (lfu) trained rows make room; an evicted id starts afresh, sightings included.
+An index maps an id to a numbered row of another table (memory or disk), which grows as needed. An
+id gets a row with the `admit_after`-th training step that has a gradient for it; before that, reads
+return its first value and its gradients are dropped. With `max_rows`, the least recently (lru) or
+least often (lfu) trained rows are evicted; an evicted id starts again from its first value, and its
+sightings from zero.
 
-Only `apply` and `write` count as use, never `gather` or `read`: what is in the table follows from
-the training steps alone, so prefetching or evaluating cannot change it.
+Only `apply` and `write` count as use, never `gather` or `read`. So the training steps alone decide
+which ids have a row: prefetching or evaluating cannot change it.
 """
 
 import threading
@@ -24,7 +25,7 @@ from slipstream.tables.embedding_table import (
     first_rows,
     refuse_dense_optimizer,
     row_state,
-    saved_touched,
+    save_touched,
     write_saved,
 )
 from slipstream.tables.eviction import SHARE, smallest
@@ -33,17 +34,15 @@ from slipstream.tables.row_optimizers import RowOptimizer, State
 from slipstream.tables.slices import slice_order
 
 Evict = Literal["lru", "lfu"]
-SEEN, SIGHTINGS = (
-    "tier.seen",
-    "tier.sightings",
-)  # when an id was last trained and how often: travels with its row
+# State of a row besides the optimizer's: the step that last trained its id, and how many have.
+SEEN, SIGHTINGS = "tier.seen", "tier.sightings"
 _SIGHTING_BITS = 8
 MOST_SIGHTINGS = (1 << _SIGHTING_BITS) - 1
 _FIRST_ROOM = 1024
 
 
-class Ground(EmbeddingTable, Protocol):
-    """A tier of numbered rows that a hashed table can stand on."""
+class GrowableTable(EmbeddingTable, Protocol):
+    """A table of numbered rows that can grow: the storage of a hashed table."""
 
     @property
     def seed(self) -> int: ...
@@ -54,23 +53,23 @@ class Ground(EmbeddingTable, Protocol):
     def grow(self, num_rows: int) -> None: ...
 
     def companion(self) -> State:
-        """What was flushed beside the rows; empty for a new table."""
+        """Return the tensors flushed together with the rows; empty for a new table."""
         ...
 
     def flush_with(self, companion: State) -> None:
-        """Make the rows and `companion` durable as one."""
+        """Make the rows and the tensors in `companion` durable together."""
         ...
 
 
 class HashedTable:
-    """Rows for any id over the numbered rows of `ground`."""
+    """Rows for any id, kept in the numbered rows of `storage`."""
 
     _clock: int  # training steps so far
-    _next: int  # rows of the ground handed out so far
+    _next: int  # rows of the storage used so far
 
     def __init__(
         self,
-        ground: Ground,
+        storage: GrowableTable,
         *,
         num_rows: int | None = None,
         admit_after: int = 1,
@@ -86,73 +85,70 @@ class HashedTable:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         if evict not in ("lru", "lfu"):
             raise ValueError(f"evict must be lru or lfu, got {evict!r}")
-        refuse_dense_optimizer(ground.name, ground.optimizer, "hashed")
-        self.ground, self.num_rows = ground, num_rows
-        self.admit_after, self.max_rows, self.evict, self.max_candidates = (
-            admit_after,
-            max_rows,
-            evict,
-            max_candidates,
-        )
+        refuse_dense_optimizer(storage.name, storage.optimizer, "hashed")
+        self.storage, self.num_rows = storage, num_rows
+        self.admit_after, self.max_rows, self.evict = admit_after, max_rows, evict
+        self.max_candidates = max_candidates
         self._lock = threading.RLock()
         self._forget_all()
-        if saved := ground.companion():
+        if saved := storage.companion():
             self._restore(saved)
 
     @property
     def name(self) -> str:
-        return self.ground.name
+        return self.storage.name
 
     @property
     def dim(self) -> int:
-        return self.ground.dim
+        return self.storage.dim
 
     @property
     def optimizer(self) -> RowOptimizer:
-        return self.ground.optimizer
+        return self.storage.optimizer
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.ground.dtype
+        return self.storage.dtype
 
     @property
     def forgets(self) -> bool:
-        """With admission or eviction a trained row may be read as new later."""
+        """Return whether a trained row may later be read as new: with admission or eviction."""
         return self.admit_after > 1 or self.max_rows is not None
 
     def __len__(self) -> int:
-        """Ids that have a row."""
+        """Return the number of ids that have a row."""
         return len(self._index)
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """A copy of the weights of these ids; those without a row as they are born."""
+        """Copy the weights of these ids; ids without a row have their first values."""
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
             slots_U = self._index.find(keys_U)
             known_U = slots_U >= 0
             if bool(known_U.all()):
-                return self.ground.gather(slots_U)
+                return self.storage.gather(slots_U)
             weights_UD = torch.empty(keys_U.numel(), self.dim, dtype=self.dtype)
-            weights_UD[known_U] = self.ground.gather(slots_U[known_U])
+            weights_UD[known_U] = self.storage.gather(slots_U[known_U])
             weights_UD[~known_U] = self._first_rows(keys_U[~known_U])
             return weights_UD
 
     def read(self, keys_U: torch.Tensor) -> Rows:
-        """Rows with their optimiser state, copied."""
+        """Copy rows with their optimizer state; ids without a row have their first values."""
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
             slots_U = self._index.find(keys_U)
             known_U = slots_U >= 0
-            found = self.ground.read(slots_U[known_U])
-            rows = self._newborn(keys_U)
+            found = self.storage.read(slots_U[known_U])
+            rows = self._first_values(keys_U)
             rows.weights_UD[known_U] = found.weights_UD
             for entry, value in rows.state.items():
                 value[known_U] = found.state[entry]
             return rows
 
     def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
-        """One optimiser step for those of these ids (unique, ascending) that have a row or earn one
-        now.
+        """Make one optimizer step for those of these ids (unique, ascending) that have a row.
+
+        Ids that are seen for the `admit_after`-th time get a row first.
         """
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
@@ -160,14 +156,14 @@ class HashedTable:
             slots_U = self._index.find(keys_U)
             self._use(slots_U[slots_U >= 0])
             new_U = (slots_U < 0).nonzero().squeeze(1)
-            new_U = new_U[self._sight(keys_U[new_U])]
+            new_U = new_U[self._count_sightings(keys_U[new_U])]
             slots_U[new_U] = self._admit(keys_U[new_U])
             served_U = (slots_U >= 0).nonzero().squeeze(1)
             served_U = served_U[slots_U[served_U].argsort()]
-            self.ground.apply(slots_U[served_U], grads_UD[served_U], lr)
+            self.storage.apply(slots_U[served_U], grads_UD[served_U], lr)
 
     def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
-        """Put rows with their state in place; ids without a row get one at once."""
+        """Replace rows and their state; ids without a row get one at once."""
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
             self._clock += 1
@@ -175,37 +171,31 @@ class HashedTable:
             self._use(slots_U[slots_U >= 0])
             new_U = slots_U < 0
             self._candidates.erase(keys_U[new_U])
-            slots_U[new_U] = self._admit(keys_U[new_U], bear=False)
+            slots_U[new_U] = self._admit(keys_U[new_U], initialize=False)
             state = {
                 entry: rows.state[entry]
                 for entry in row_state(self.optimizer, self.dim, self.dtype)
             }
-            self.ground.write(slots_U, Rows(rows.weights_UD, state))
-            if (
-                SEEN in rows.state and slots_U.numel()
-            ):  # rows of a saved table bring their past with them
-                self._seen_S[slots_U], self._sightings_S[slots_U] = (
-                    rows.state[SEEN],
-                    rows.state[SIGHTINGS],
-                )
+            self.storage.write(slots_U, Rows(rows.weights_UD, state))
+            if SEEN in rows.state and slots_U.numel():  # the rows of a saved hashed table
+                self._seen_S[slots_U] = rows.state[SEEN]
+                self._sightings_S[slots_U] = rows.state[SIGHTINGS]
                 self._clock = max(self._clock, int(rows.state[SEEN].max()))
 
     def all_rows(self) -> torch.Tensor:
-        """The weights of ids 0 … num_rows - 1, where the ids end."""
+        """Copy the weights of ids 0 … num_rows - 1, if `num_rows` is known."""
         if self.num_rows is None:
             raise ValueError(f"table '{self.name}' has a row for every id; ask for those you need")
         return self.gather(torch.arange(self.num_rows))
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """Every id that has a row, ascending by (slice, id), with when and how often it was
-        trained.
-        """
+        """Yield every id that has a row, ascending by (slice, id); state includes sightings."""
         ids_U, slots_U = self._index.items()
         order = slice_order(ids_U)
         for part in order.split(chunk):
             if part.numel():
                 slots = slots_U[part]
-                rows = self.ground.read(slots)
+                rows = self.storage.read(slots)
                 past = {
                     SEEN: self._seen_S[slots].clone(),
                     SIGHTINGS: self._sightings_S[slots].clone(),
@@ -213,32 +203,32 @@ class HashedTable:
                 yield ids_U[part], Rows(rows.weights_UD, {**rows.state, **past})
 
     def flush(self) -> None:
-        """Rows and index durable as one, where the ground has files."""
+        """Make rows and index durable together, if the storage has files."""
         with self._lock:
-            self.ground.flush_with(self._saved_index())
+            self.storage.flush_with(self._saved_index())
 
     def clear(self) -> None:
-        """As if new: no id has a row."""
+        """Remove every row and every sighting."""
         with self._lock:
             self._forget_all()
-            self.ground.clear()
+            self.storage.clear()
 
     def close(self) -> None:
-        """Let go of the ground's files, without flushing."""
-        self.ground.close()
+        """Close the storage, without flushing."""
+        self.storage.close()
 
     def state_dict(self) -> State:
-        """The rows of all ids that have one, and the ids on their way to one."""
+        """Return the rows of all ids that have one, and the sightings of the others."""
         ids, packed = self._candidates.items()
         return {
-            **saved_touched(self),
+            **save_touched(self),
             "candidates": ids,
             "candidate_sightings": packed,
             "clock": torch.tensor(self._clock),
         }
 
     def load_state_dict(self, saved: State) -> None:
-        """Take over saved rows; another table's are refused."""
+        """Replace all rows by saved ones; those of another kind of table are refused."""
         with self._lock:
             self.clear()
             write_saved(self, saved)
@@ -246,14 +236,14 @@ class HashedTable:
                 self._candidates.insert(saved["candidates"], saved["candidate_sightings"])
                 self._clock = int(saved["clock"])
 
-    # -- who has a row --
+    # -- which ids have a row --
 
     def _forget_all(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
         self._index, self._candidates = make_index(), make_index()
         self._clock, self._next = 0, 0
-        self._free_S: torch.Tensor = none  # rows given back by evicted ids
-        self._ids_S: torch.Tensor = none  # whose row it is; -1 nobody's
+        self._free_S: torch.Tensor = none  # rows of evicted ids
+        self._ids_S: torch.Tensor = none  # the id of each row, -1 if it is free
         self._seen_S: torch.Tensor = none
         self._sightings_S: torch.Tensor = none
 
@@ -261,15 +251,15 @@ class HashedTable:
         self._seen_S[slots_U] = self._clock
         self._sightings_S[slots_U] += 1
 
-    def _sight(self, ids_U: torch.Tensor) -> torch.Tensor:
-        """Count one sighting of ids without a row; which of them have earned one."""
+    def _count_sightings(self, ids_U: torch.Tensor) -> torch.Tensor:
+        """Count one sighting of ids without a row; returns which of them now get one."""
         if self.admit_after == 1:
             return torch.ones(ids_U.numel(), dtype=torch.bool)
         packed_U = self._candidates.find(ids_U)
         sightings_U = torch.where(packed_U < 0, 0, packed_U & MOST_SIGHTINGS) + 1
-        earned_U = sightings_U >= self.admit_after
-        self._candidates.erase(ids_U[earned_U])
-        waiting = ~earned_U
+        admitted_U = sightings_U >= self.admit_after
+        self._candidates.erase(ids_U[admitted_U])
+        waiting = ~admitted_U
         self._candidates.insert(
             ids_U[waiting], (self._clock << _SIGHTING_BITS) | sightings_U[waiting]
         )
@@ -280,12 +270,10 @@ class HashedTable:
                 max(excess, self.max_candidates // SHARE), packed >> _SIGHTING_BITS, ids
             )
             self._candidates.erase(torch.from_numpy(ids[oldest]))
-        return earned_U
+        return admitted_U
 
-    def _admit(self, ids_U: torch.Tensor, *, bear: bool = True) -> torch.Tensor:
-        """Rows for new ids; where the budget is spent, the least useful rows not of this step make
-        room.
-        """
+    def _admit(self, ids_U: torch.Tensor, *, initialize: bool = True) -> torch.Tensor:
+        """Give rows to new ids; beyond `max_rows`, evict the least useful rows of earlier steps."""
         count = ids_U.numel()
         if count == 0:
             return ids_U
@@ -293,13 +281,10 @@ class HashedTable:
             self._make_room(len(self._index) + count - self.max_rows)
         slots_U = self._take_slots(count)
         self._index.insert(ids_U, slots_U)
-        self._ids_S[slots_U], self._seen_S[slots_U], self._sightings_S[slots_U] = (
-            ids_U,
-            self._clock,
-            1,
-        )
-        if bear:
-            self.ground.write(slots_U, self._newborn(ids_U))
+        self._ids_S[slots_U], self._seen_S[slots_U] = ids_U, self._clock
+        self._sightings_S[slots_U] = 1
+        if initialize:
+            self.storage.write(slots_U, self._first_values(ids_U))
         return slots_U
 
     def _make_room(self, needed: int) -> None:
@@ -320,7 +305,7 @@ class HashedTable:
         self._free_S = torch.cat([self._free_S, victims])
 
     def _take_slots(self, count: int) -> torch.Tensor:
-        """Numbers of unused rows: freed ones first, then new ones, for which the ground grows."""
+        """Return unused rows: free ones first, then new ones, for which the storage grows."""
         reused, self._free_S = self._free_S[:count], self._free_S[count:]
         fresh = torch.arange(self._next, self._next + count - reused.numel())
         self._next += fresh.numel()
@@ -328,9 +313,9 @@ class HashedTable:
         return torch.cat([reused, fresh])
 
     def _extend(self, needed: int) -> None:
-        ground_rows = self.ground.num_rows or 0
-        if needed > ground_rows:
-            self.ground.grow(max(needed, _FIRST_ROOM, 2 * ground_rows))
+        stored = self.storage.num_rows or 0
+        if needed > stored:
+            self.storage.grow(max(needed, _FIRST_ROOM, 2 * stored))
         if needed > len(self._ids_S):
             more = torch.full(
                 (max(needed, _FIRST_ROOM, 2 * len(self._ids_S)) - len(self._ids_S),),
@@ -343,17 +328,14 @@ class HashedTable:
 
     def _first_rows(self, ids_U: torch.Tensor) -> torch.Tensor:
         return first_rows(
-            self.ground.seed, self.name, ids_U, self.dim, self.ground.init_scale, self.dtype
+            self.storage.seed, self.name, ids_U, self.dim, self.storage.init_scale, self.dtype
         )
 
-    def _newborn(self, ids_U: torch.Tensor) -> Rows:
-        state = self.optimizer.new_state(ids_U.numel(), self.dim, self.dtype)
-        return Rows(
-            self._first_rows(ids_U),
-            {entry: value for entry, value in state.items() if value.dim() > 0},
-        )
+    def _first_values(self, ids_U: torch.Tensor) -> Rows:
+        state = row_state(self.optimizer, self.dim, self.dtype, ids_U.numel())
+        return Rows(self._first_rows(ids_U), state)
 
-    # -- the index beside its rows on disk --
+    # -- the index on disk --
 
     def _saved_index(self) -> State:
         candidates, packed = self._candidates.items()

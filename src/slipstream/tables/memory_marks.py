@@ -1,5 +1,7 @@
-"""A bit per row: which rows of a memory table have been born. Small enough to stay in a cache while
-rows of gigabytes pass by.
+"""One bit per row: whether a memory table has set the row's first value.
+
+Touch this together with the native gather, which reads the same bits. The bits stay in the
+processor's cache while gigabytes of rows are read.
 """
 
 import numpy as np
@@ -16,7 +18,7 @@ class RowMarks:
         self.bits = lazy_zeros(-(-count // 8), dtype=torch.uint8)
 
     def mark(self, rows_U: torch.Tensor) -> None:
-        """Mark rows; those that are marked stay so."""
+        """Mark rows, marked before or not."""
         rows = rows_U.numpy()
         np.bitwise_or.at(self.bits.numpy(), rows >> 3, np.left_shift(1, rows & 7).astype(np.uint8))
 
@@ -25,18 +27,18 @@ class RowMarks:
         self.bits.fill_(255)
 
     def unmarked(self, rows_U: torch.Tensor) -> torch.Tensor:
-        """bool: which of these rows are not marked."""
+        """Return which of these rows are not marked, as bool."""
         rows = rows_U.numpy()
         return torch.from_numpy(((self.bits.numpy()[rows >> 3] >> (rows & 7)) & 1) == 0)
 
     def marked(self) -> torch.Tensor:
-        """All marked rows, ascending."""
+        """Return all marked rows, ascending."""
         return torch.from_numpy(
             np.flatnonzero(np.unpackbits(self.bits.numpy(), count=self.count, bitorder="little"))
         )
 
     def extended(self, count: int) -> "RowMarks":
-        """The same marks with room for more rows."""
+        """Return the same marks with room for more rows."""
         larger = RowMarks(count)
         larger.mark(self.marked())
         return larger

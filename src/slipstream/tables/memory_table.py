@@ -1,8 +1,8 @@
-"""The memory tier: a table whose rows live in this process, each from its first touch on.
+"""A table in this process's memory. Touch this when that storage changes.
 
-Creating a table costs nothing: its memory is mapped but not touched, and a bit per row says which
-rows were born. A rank that owns a part of the slices stores that part alone. Rules that move
-untouched rows let all rows be born at once.
+Creating a table uses no memory: its pages are mapped but not touched, a row gets its first value
+when it is first used, and one bit per row records that. A rank that owns a part of the slices
+stores only that part. An optimizer that updates untouched rows initializes all rows at once.
 """
 
 import threading
@@ -16,8 +16,9 @@ from slipstream.tables.embedding_table import (
     CHUNK,
     Rows,
     check_keys,
+    check_shape,
     first_rows,
-    saved_touched,
+    save_touched,
     write_saved,
 )
 from slipstream.tables.memory_marks import RowMarks
@@ -25,13 +26,9 @@ from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.row_optimizers import RowOptimizer, State
 from slipstream.tables.slices import Placement, SliceLayout, slice_order
 
-__all__ = ["MemoryTable", "Rows", "first_rows"]
-
 
 class MemoryTable:
-    """Rows 0 … num_rows - 1 of width `dim` with the state of their optimizer; with a `placement`
-    only those this rank owns.
-    """
+    """Rows 0 … num_rows - 1 of width `dim`; with a `placement` only those that `rank` owns."""
 
     def __init__(
         self,
@@ -46,38 +43,29 @@ class MemoryTable:
         placement: Placement | None = None,
         rank: int = 0,
     ) -> None:
-        if num_rows < 1 or dim < 1:
-            raise ValueError(
-                f"table '{name}' needs at least one row and one column, got {num_rows} x {dim}"
-            )
-        self.name, self.num_rows, self.dim, self.optimizer, self.dtype = (
-            name,
-            num_rows,
-            dim,
-            optimizer,
-            dtype,
-        )
+        check_shape(name, num_rows, dim)
+        self.name, self.num_rows, self.dim = name, num_rows, dim
+        self.optimizer, self.dtype = optimizer, dtype
         self.seed, self.init_scale, self.forgets = seed, init_scale, False
         part = None if placement is None or placement.world == 1 else placement.slices(rank)
         self._layout = None if part is None else SliceLayout(num_rows, *part)
         self._held = num_rows if self._layout is None else self._layout.count
-        self._birth = (
-            threading.RLock()
-        )  # a birth must never land on a row that another thread has moved since
+        # A first value must never overwrite a row that another thread has updated meanwhile.
+        self._init_lock = threading.RLock()
         self.clear()
 
     @property
     def weights_ND(self) -> torch.Tensor:
-        """The weights of every row held here (all born), not copied."""
-        self._bear_all()
+        """Return the weights of every row held here, all initialized, not copied."""
+        self._initialize_all()
         return self._weights_ND
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """A copy of the weights of these rows."""
+        """Copy the weights of these rows."""
         if self._layout is None and keys_U.dtype == torch.int64:
             try:
                 weights_UD = gather_present(
-                    self._weights_ND, keys_U, None if self._all_born else self._born.bits
+                    self._weights_ND, keys_U, None if self._all_ready else self._ready.bits
                 )
             except IndexError:
                 check_keys(self.name, self.num_rows, keys_U)
@@ -86,11 +74,11 @@ class MemoryTable:
                 return weights_UD
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
-        self._bear(keys_U, places_U)
+        self._initialize(keys_U, places_U)
         return gather_rows(self._weights_ND, places_U)
 
     def all_rows(self) -> torch.Tensor:
-        """Every row's weights, not copied: read only."""
+        """Return every row's weights, not copied, for reading only."""
         if self._layout is not None:
             raise ValueError(
                 f"table '{self.name}' holds a part of its rows on this rank; ask all ranks for "
@@ -99,17 +87,17 @@ class MemoryTable:
         return self.weights_ND
 
     def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
-        """One optimiser step for the rows `keys_U` (unique, ascending)."""
+        """Make one optimizer step for the rows `keys_U` (unique, ascending)."""
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
-        with self._birth:
+        with self._init_lock:
             if self.optimizer.updates_untouched_rows:
-                self._bear_all()
-            self._bear(keys_U, places_U)
+                self._initialize_all()
+            self._initialize(keys_U, places_U)
             self.optimizer.update_(self._weights_ND, self.state, places_U, grads_UD, lr)
 
     def read(self, keys_U: torch.Tensor) -> Rows:
-        """Rows with their state, copied."""
+        """Copy rows with their state."""
         places_U = self._places(keys_U)
         return Rows(
             self.gather(keys_U),
@@ -117,19 +105,19 @@ class MemoryTable:
         )
 
     def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
-        """Put rows with their state in place."""
+        """Replace rows and their state."""
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
-        with self._birth:
+        with self._init_lock:
             self._weights_ND[places_U] = rows.weights_UD
             for name, value in self._row_state().items():
                 value[places_U] = rows.state[name]
-            self._born.mark(places_U)
+            self._ready.mark(places_U)
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """Every born row with its state, ascending by (slice, key)."""
-        born_U = self._born.marked()
-        keys_U = born_U if self._layout is None else self._layout.keys()[born_U]
+        """Yield every initialized row with its state, ascending by (slice, key)."""
+        places_U = self._ready.marked()
+        keys_U = places_U if self._layout is None else self._layout.keys()[places_U]
         for part in keys_U[slice_order(keys_U)].split(chunk):
             if part.numel():
                 yield part, self.read(part)
@@ -141,32 +129,30 @@ class MemoryTable:
         """Nothing to do: memory has no file."""
 
     def companion(self) -> State:
-        """Nothing was ever flushed."""
+        """Return nothing: memory has no file."""
         return {}
 
     def clear(self) -> None:
-        """As if new."""
-        with self._birth:
+        """Reset every row to its first value."""
+        with self._init_lock:
             self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
             self.state = self.optimizer.new_state(self._held, self.dim, self.dtype, lazy_zeros)
-            self._born, self._all_born = RowMarks(self._held), False
+            self._ready, self._all_ready = RowMarks(self._held), False
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to do: memory has no file."""
 
     def grow(self, num_rows: int) -> None:
-        """Room for more rows; those there are keep their values (copied once, so doubling keeps it
-        cheap).
-        """
+        """Make room for more rows; existing rows are copied, so callers should double the size."""
         if self._layout is not None or num_rows < self.num_rows:
             raise ValueError(
                 f"table '{self.name}' can only grow, and only where it holds all its rows"
             )
         old = [self._weights_ND, *self._row_state().values()]
-        with self._birth:
+        with self._init_lock:
             new_state = self.optimizer.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
             self._weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
-            self._born, self._all_born = self._born.extended(num_rows), False
+            self._ready, self._all_ready = self._ready.extended(num_rows), False
             self.state = {
                 name: new_state[name] if value.dim() > 0 else value
                 for name, value in self.state.items()
@@ -178,18 +164,19 @@ class MemoryTable:
             self.num_rows = self._held = num_rows
 
     def state_dict(self) -> State:
-        """Weights and state by name, not copied: save or clone before the next step. A part of a
-        table names its keys too.
+        """Return weights and state by name, not copied: save or clone them before the next step.
+
+        The part of a table that one rank holds also names its keys.
         """
         if self._layout is not None:
-            return saved_touched(self)
+            return save_touched(self)
         return {
             "weights": self.weights_ND,
             **{f"state.{name}": value for name, value in self.state.items()},
         }
 
     def load_state_dict(self, saved: State) -> None:
-        """Take over saved weights and state; another table's are refused."""
+        """Load saved weights and state; those of another kind of table are refused."""
         if self._layout is not None:
             self.clear()
             write_saved(self, saved)
@@ -209,34 +196,34 @@ class MemoryTable:
             )
         for name, value in mine.items():
             value.copy_(saved[name])
-        self._born.mark_all()
-        self._all_born = True
+        self._ready.mark_all()
+        self._all_ready = True
 
     def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """Where the keys lie in this rank's storage."""
+        """Return the places of the keys in this rank's storage."""
         return keys_U if self._layout is None else self._layout.locate(keys_U)
 
     def _row_state(self) -> State:
         return {name: value for name, value in self.state.items() if value.dim() > 0}
 
-    def _bear(self, keys_U: torch.Tensor, places_U: torch.Tensor) -> None:
-        """Let those of these rows be born that are not yet."""
-        if self._all_born or not bool(self._born.unmarked(places_U).any()):
+    def _initialize(self, keys_U: torch.Tensor, places_U: torch.Tensor) -> None:
+        """Set the first values of those of these rows that have none yet."""
+        if self._all_ready or not bool(self._ready.unmarked(places_U).any()):
             return
-        with self._birth:
-            new_U = self._born.unmarked(places_U)
+        with self._init_lock:
+            new_U = self._ready.unmarked(places_U)
             keys_U, places_U = keys_U[new_U], places_U[new_U]
             self._weights_ND[places_U] = first_rows(
                 self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype
             )
-            self._born.mark(places_U)
+            self._ready.mark(places_U)
 
-    def _bear_all(self) -> None:
-        if self._all_born:
+    def _initialize_all(self) -> None:
+        if self._all_ready:
             return
-        with self._birth:
+        with self._init_lock:
             held = torch.arange(self._held)
             keys_N = held if self._layout is None else self._layout.keys()
             for start in range(0, self._held, CHUNK):
-                self._bear(keys_N[start : start + CHUNK], held[start : start + CHUNK])
-            self._all_born = True
+                self._initialize(keys_N[start : start + CHUNK], held[start : start + CHUNK])
+            self._all_ready = True

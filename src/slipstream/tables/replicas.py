@@ -1,14 +1,15 @@
-"""Replica groups of embedding tables: every group of ranks holds the whole of every table, lookups
-stay inside the group.
+"""Replica groups: every group of ranks holds all tables, and lookups stay inside the group.
 
-`SummedGradients` (hierarchical sparse parallelism, exact): before the update the owners of the same
-rows in all groups send each other what they collected, as (key, row) lists, and sum them in replica
-order. Equal rows plus equal sums stay equal rows: replicas are the same bits for ever, and the run
-is the one a single group would make.
+Touch this to change how replicas stay equal.
 
-`AveragedWeights` (2D sparse parallelism, inexact by design): every group moves by its own gradient;
-every n steps the rows touched since then are averaged over the groups, weights and state. Cheaper
-between groups for large n, another trajectory than one group's.
+`SummedGradients` (hierarchical sparse parallelism, exact): before the update, the owners of the
+same rows in all groups exchange their gradients as (key, gradient) lists and sum them in the order
+of the groups. Rows that are equal before an update are equal after it, bit for bit, and the run
+equals that of a single group.
+
+`AveragedWeights` (2D sparse parallelism, inexact by design): every group updates its rows from its
+own gradients. Every n steps the weights and the state of the rows touched since then are averaged
+over the groups. This sends less between groups when n is large, and trains differently.
 """
 
 import math
@@ -26,28 +27,28 @@ from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad
 
 
 class Replicas(Protocol):
-    """How the replicas of a table stay together."""
+    """How the replicas of a table stay equal."""
 
     @property
     def lr_factor(self) -> float:
-        """What the learning rate of the rows is multiplied by."""
+        """Return the factor of the rows' learning rate."""
         ...
 
     def before_update(self, gradients: Gradients) -> Gradients:
-        """What this replica's owners apply, from what they collected. Collective over the replicas."""
+        """Turn the gradients of this replica into those to apply. Collective over replicas."""
         ...
 
     def after_update(self, tables: Mapping[str, EmbeddingTable], touched: Gradients) -> None:
-        """Called after each step's update. Collective over the replicas."""
+        """Do what must follow each step's update. Collective over replicas."""
         ...
 
     def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Make the replicas equal now. Collective over the replicas."""
+        """Make the replicas equal. Collective over replicas."""
         ...
 
 
 class SummedGradients:
-    """Exact replicas: gradients are summed over the groups before any row moves."""
+    """Exact replicas: gradients are summed over the groups before rows are updated."""
 
     lr_factor = 1.0
 
@@ -71,30 +72,24 @@ class SummedGradients:
         return summed
 
     def after_update(self, tables: Mapping[str, EmbeddingTable], touched: Gradients) -> None:
-        """Nothing: the replicas moved alike."""
+        """Nothing to do: all replicas made the same update."""
 
     def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Nothing: they are equal."""
+        """Nothing to do: the replicas are equal."""
 
 
 class AveragedWeights:
-    """Inexact replicas: own updates, and every `every` steps the mean of the touched rows over the
-    groups.
-    """
+    """Inexact replicas: touched rows are averaged over the groups every `every` steps."""
 
     def __init__(self, communicator: Communicator, every: int, lr_factor: float = 1.0) -> None:
         if every < 1:
             raise ValueError(f"replicas are averaged every 1, 2, … steps, got {every}")
-        self.communicator, self.every, self.lr_factor, self._since = (
-            communicator,
-            every,
-            lr_factor,
-            0,
-        )
+        self.communicator, self.every, self.lr_factor = communicator, every, lr_factor
+        self._since = 0  # steps since the last average
         self._touched: dict[str, list[torch.Tensor]] = {}
 
     def before_update(self, gradients: Gradients) -> Gradients:
-        """This group's own mean gradient: what it holds is its share of the mean over all groups."""
+        """Scale this group's share of the global mean gradient to the mean of the group."""
         return {
             name: (keys_O, grads_OD * self.communicator.world)
             for name, (keys_O, grads_OD) in gradients.items()
@@ -108,9 +103,7 @@ class AveragedWeights:
             self.settle(tables)
 
     def settle(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        """Replicas hold the same rows again: the mean of weights and moments, the largest of
-        counts. Collective.
-        """
+        """Average the touched rows: mean of weights and moments, largest of counts. Collective."""
         self._since = 0
         nothing = torch.empty(0, dtype=torch.int64)
         mine = [torch.cat([nothing, *self._touched.get(name, [])]).unique() for name in tables]
@@ -135,12 +128,11 @@ def _mean(versions: list[torch.Tensor]) -> torch.Tensor:
 
 
 def rescaled_for_averaging(optimizer: RowOptimizer, groups: int) -> tuple[RowOptimizer, float]:
-    """Row-wise Adagrad as 2D sparse parallelism runs it, lr / (sqrt(sum / groups) + eps), as a
-    plain optimizer and a factor of lr.
+    """Return row-wise Adagrad as 2D sparse parallelism scales it: an optimizer and a factor of lr.
 
     A group's own gradient is noisier than the mean over the groups, so its accumulator grows about
-    `groups` times as fast; dividing it restores the step. It equals lr * sqrt(groups) / (sqrt(sum)
-    + eps * sqrt(groups)). Other optimizers stay as they are.
+    `groups` times as fast. The step is therefore lr / (sqrt(sum / groups) + eps), which equals
+    lr * sqrt(groups) / (sqrt(sum) + eps * sqrt(groups)). Other optimizers are returned unchanged.
     """
     if not isinstance(optimizer, RowwiseAdagrad):
         return optimizer, 1.0

@@ -1,10 +1,9 @@
-"""How a row moves: the optimiser optimizers of embedding tables.
+"""The optimizers of embedding rows. Touch this to add one, or to change how a row is updated.
 
-A optimizer owns the names and shapes of its state and one in-place update. Row-wise optimizers
-touch only the rows a batch used, so a step costs what the batch costs, not what the table weighs.
-`AdamW` is the dense optimizer for small tables: its momentum and decay move every row at every
-step, and it says so (`updates_untouched_rows`), because a schedule that keeps rows elsewhere must
-know.
+An optimizer defines the names and shapes of its state and one in-place update. A row-wise optimizer
+updates only the rows that a batch used, so the cost of a step does not depend on the table's size.
+`DenseAdamW` is for small tables: its momentum and decay change every row at every step. It declares
+this with `updates_untouched_rows`, because a schedule that keeps copies of rows must know.
 """
 
 from collections.abc import Callable
@@ -18,25 +17,27 @@ from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.ops import rows
 
 State = dict[str, torch.Tensor]
-Zeros = Callable[
-    ..., torch.Tensor
-]  # makes zeros like torch.zeros(*shape, dtype=…); a tier may give pages that cost nothing yet
+# Makes zeros as torch.zeros(*shape, dtype=…) does; a table may pass `lazy_zeros`.
+Zeros = Callable[..., torch.Tensor]
 
 
 class RowOptimizer(Protocol):
-    """An optimiser optimizer over the rows of one table."""
+    """An optimizer over the rows of one table."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def updates_untouched_rows(self) -> bool: ...
+    def updates_untouched_rows(self) -> bool:
+        """Whether a step also changes rows without a gradient."""
+        ...
 
     def new_state(
         self, num_rows: int, dim: int, dtype: torch.dtype, zeros: Zeros = torch.zeros
     ) -> State:
-        """State of an untrained table. Entries with `num_rows` rows travel with their rows; others
-        are the table's own.
+        """Make the state of an untrained table.
+
+        Entries with `num_rows` rows belong to the rows; entries without an axis to the table.
         """
         ...
 
@@ -48,9 +49,7 @@ class RowOptimizer(Protocol):
         grads_UD: torch.Tensor,
         lr: float,
     ) -> None:
-        """Move the rows `rows_U` (unique, ascending) by their gradients, in place, weights and
-        state together.
-        """
+        """Update weights and state of the rows `rows_U` (unique, ascending) in place."""
         ...
 
 
@@ -80,9 +79,7 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True)
 class RowwiseAdam:
-    """Adam with a full first moment, one second moment per row (over mean g²), and each row's own
-    step count.
-    """
+    """Adam with a full first moment, and per row one second moment (of mean g²) and step count."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -114,9 +111,7 @@ class RowwiseAdam:
 
 @dataclass(frozen=True)
 class DenseAdamW:
-    """torch's AdamW over the whole table: rows without a gradient still decay and still follow
-    their momentum.
-    """
+    """torch's AdamW over the whole table; it also changes rows that have no gradient."""
 
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -162,7 +157,7 @@ class DenseAdamW:
 def make_row_optimizer(
     name: str, *, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
 ) -> RowOptimizer:
-    """The optimizer a recipe names."""
+    """Make the optimizer that a recipe names in `tables.optimizer`."""
     if name == "rowwise_adagrad":
         return RowwiseAdagrad(eps=eps)
     if name == "rowwise_adam":

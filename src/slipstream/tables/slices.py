@@ -1,10 +1,9 @@
-"""Virtual slices: which rank owns a key, and where the keys of some slices lie when only those are
-stored.
+"""Slices of keys: which rank owns a key, and how a rank numbers the keys it owns.
 
-Every key belongs to one of 65,536 slices by a fixed mix of its bits; a rank owns a contiguous range
-of slices. Another number of ranks is only another `Placement`. `SliceLayout` numbers the keys of a
-range of slices without gaps, for about a fifth of a byte per key, so that a rank holding a part of
-a table pays for that part alone.
+Touch this when sharding changes; stored tables and checkpoints depend on `slice_of`. Every key
+belongs to one of 65,536 slices by a fixed mix of its bits. A rank owns a contiguous range of
+slices; another number of ranks is another `Placement`. `SliceLayout` numbers the keys of a range of
+slices without gaps (about a fifth of a byte per key): a rank allocates only its part of a table.
 """
 
 from dataclasses import dataclass
@@ -16,31 +15,31 @@ import torch
 from slipstream.ops.counter_random import mix64
 
 SLICES = 1 << 16
-_CHUNK = 1 << 20  # keys sorted into ranges at a time; a multiple of 64
+_CHUNK = 1 << 20  # keys handled at a time; a multiple of 64
 
 
 def slice_of(keys_U: torch.Tensor) -> torch.Tensor:
-    """int64 in [0, 65536): the top 16 bits of the mixed key."""
+    """Return the slice of each key, int64 in [0, 65536): the top 16 bits of the mixed key."""
     return (mix64(keys_U) >> 48) & (SLICES - 1)
 
 
 def slice_order(keys_U: torch.Tensor) -> torch.Tensor:
-    """The permutation that sorts ascending keys by (slice, key)."""
+    """Return the permutation that sorts ascending keys by (slice, key)."""
     return torch.argsort(slice_of(keys_U), stable=True)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Contiguous slice ranges, one per rank."""
+    """Contiguous ranges of slices, one per rank."""
 
     world: int
 
     def __post_init__(self) -> None:
         if not 1 <= self.world <= SLICES:
-            raise ValueError(f"slices can be dealt to 1 … {SLICES} ranks, got {self.world}")
+            raise ValueError(f"slices can be shared by 1 … {SLICES} ranks, got {self.world}")
 
     def slices(self, rank: int) -> tuple[int, int]:
-        """First slice of a rank, and the first slice after its last."""
+        """Return the first slice of a rank, and the first slice after its last."""
         if not 0 <= rank < self.world:
             raise ValueError(f"ranks are 0 … {self.world - 1}, got {rank}")
         return SLICES * rank // self.world, SLICES * (rank + 1) // self.world
@@ -51,18 +50,17 @@ class Placement:
         return torch.repeat_interleave(torch.arange(self.world), torch.tensor(sizes))
 
     def owner_of(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """int64: the rank that owns each key, shaped like the keys."""
+        """Return the rank that owns each key, int64 in the shape of the keys."""
         if self.world == 1:
             return torch.zeros_like(keys_U)
         return self._owners[slice_of(keys_U)]
 
 
 class SliceLayout:
-    """The keys 0 … num_rows - 1 of the slices low … high - 1, numbered without gaps in ascending
-    order.
+    """Numbers the keys 0 … num_rows - 1 of the slices low … high - 1, ascending and without gaps.
 
-    A bit per key marks those that belong, a running count per 64 keys makes a key's number one
-    look-up and one population count.
+    One bit per key marks the keys that belong. With a running count per 64 keys, the number of a
+    key is one look-up and one population count.
     """
 
     def __init__(self, num_rows: int, low: int, high: int) -> None:
@@ -79,7 +77,7 @@ class SliceLayout:
         self._before_W = (marked_W.cumsum() - marked_W).astype(np.uint32)
 
     def locate(self, keys_U: torch.Tensor) -> torch.Tensor:
-        """The number of each key; every key must belong to the slices."""
+        """Return the number of each key; every key must belong to the slices."""
         keys = keys_U.numpy().astype(np.uint64)
         words, bit = self._bits_W[keys >> np.uint64(6)], keys & np.uint64(63)
         belongs = (words >> bit) & np.uint64(1)
@@ -94,7 +92,7 @@ class SliceLayout:
         )
 
     def keys(self) -> torch.Tensor:
-        """All keys that belong, ascending: the inverse of `locate`."""
+        """Return all keys that belong, ascending: the inverse of `locate`."""
         return torch.from_numpy(
             np.flatnonzero(np.unpackbits(self._bits_W.view(np.uint8), bitorder="little"))
         )

@@ -1,11 +1,14 @@
-"""How rows and gradients look on the wire: as they are, or in 16 bits, and then with the error
-said.
+"""Formats in which rows and gradients travel between ranks: exact, or in 16 bits.
 
-`exact` sends the tables' own type. `bf16` rounds to eight significant bits; `fp16` keeps eleven and
-scales every message by a power of two, chosen from its largest value and sent as its first element,
-so that small gradients do not vanish and large ones fit. `half` is plain 16-bit rounding, clamped
-where it would overflow: a row's rounding then hangs on nothing but the row, as it must where the
-same row may also be rounded at home (`half_rounded`).
+Touch this to add a format. Formats that round report their largest error.
+
+    exact   the tables' own type
+    bf16    rounded to eight significant bits
+    fp16    eleven significant bits; every message is scaled by a power of two, chosen from its
+            largest value and sent as its first element, so that small gradients do not vanish and
+            large ones fit
+    half    plain 16-bit rounding, clamped where it would overflow: the rounding of a row depends on
+            the row alone, so that a rank can round its own rows in the same way (`half_rounded`)
 """
 
 from dataclasses import dataclass, field
@@ -29,22 +32,21 @@ _FP16_TOP = 14  # messages are scaled so that their largest value lies below 2^1
 
 @dataclass
 class TransportError:
-    """What rounding has cost so far: the largest error of a value, and the largest value it was
-    found beside.
-    """
+    """The largest rounding error so far, and the largest value that was sent."""
 
     largest: float = 0.0
     scale: float = 0.0
 
-    def note(self, exact: torch.Tensor, carried: torch.Tensor) -> None:
+    def record(self, exact: torch.Tensor, rounded: torch.Tensor) -> None:
+        """Take one message into account."""
         if exact.numel():
-            self.largest = max(self.largest, float((exact - carried).abs().max()))
+            self.largest = max(self.largest, float((exact - rounded).abs().max()))
             self.scale = max(self.scale, float(exact.abs().max()))
 
 
 @dataclass
 class Transport:
-    """The wire format of an exchange; `errors` tells per kind of message what rounding has cost."""
+    """The wire format of an exchange; `errors` holds the rounding error per kind of message."""
 
     kind: str
     table_dtypes: list[torch.dtype]
@@ -58,7 +60,7 @@ class Transport:
 
     @property
     def wide(self) -> torch.dtype:
-        """The type that holds every table's rows exactly."""
+        """Return the type that holds every table's rows exactly."""
         return reduce(torch.promote_types, self.table_dtypes, torch.float32)
 
     def swap(
@@ -69,7 +71,7 @@ class Transport:
         sizes_in: list[int],
         kind: str,
     ) -> torch.Tensor:
-        """Swap a buffer of `wide` values; returns `wide` values."""
+        """Swap a buffer of `wide` values with all ranks; returns `wide` values."""
         narrow = KINDS[self.kind]
         if narrow is None:
             return communicator.swap(flat, sizes_out, sizes_in, kind)
@@ -81,7 +83,7 @@ class Transport:
             message[1:].copy_(
                 half_rounded(values) if self.kind == "half" else values * 2.0**exponent
             )
-            error.note(values, message[1:].to(values.dtype) * 2.0**-exponent)
+            error.record(values, message[1:].to(values.dtype) * 2.0**-exponent)
         arrived = communicator.swap(
             packed, [n + 1 for n in sizes_out], [n + 1 for n in sizes_in], kind
         )
@@ -91,9 +93,7 @@ class Transport:
         return received
 
     def report(self) -> dict[str, Any]:
-        """Per kind of message: the largest rounding error, absolute and relative to the largest
-        value sent.
-        """
+        """Return per kind of message the largest rounding error, absolute and relative."""
         return {
             kind: {
                 "max_error": error.largest,
@@ -104,26 +104,21 @@ class Transport:
 
 
 def half_rounded(values: torch.Tensor) -> torch.Tensor:
-    """The nearest values that 16 bits hold, in the type they came in."""
+    """Round to the nearest values that 16 bits hold; the type stays."""
     return values.clamp(-FP16_MAX, FP16_MAX).to(torch.float16).to(values.dtype)
 
 
 def _messages(
     packed: torch.Tensor, flat: torch.Tensor, sizes: list[int]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Per rank its message (one element of exponent in front) and its plain values."""
+    """Return per rank its message (the exponent is the first element) and its plain values."""
     return list(zip(packed.split([n + 1 for n in sizes]), flat.split(sizes), strict=True))
 
 
 def _exponent(values: torch.Tensor) -> int:
-    """The power of two that lifts (or lowers) the largest value to just below 2^15."""
+    """Return the power of two that brings the largest value to just below 2^15."""
     largest = float(values.abs().max()) if values.numel() else 0.0
     if not 0.0 < largest < float("inf"):
         return 0
-    return max(
-        -100,
-        min(
-            100,
-            _FP16_TOP - int(torch.frexp(torch.tensor(largest, dtype=torch.float64)).exponent) + 1,
-        ),
-    )
+    exponent = int(torch.frexp(torch.tensor(largest, dtype=torch.float64)).exponent)
+    return max(-100, min(100, _FP16_TOP - exponent + 1))

@@ -46,7 +46,7 @@ class Features:
         return cls(
             store.num_items,
             {
-                name: torch.tensor(store.item_features[name].codes_V, dtype=torch.int64)
+                name: torch.tensor(store.item_features[name].codes, dtype=torch.int64)
                 for name in recipe.item_features
             },
             {name: store.item_features[name].cardinality for name in recipe.item_features},

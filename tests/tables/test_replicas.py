@@ -1,6 +1,4 @@
-"""2D sparse parallelism, the named inexact alternative: replicas move by their own gradients and
-meet in the mean of their rows.
-"""
+"""Replica groups: summed gradients equal one group, averaged weights follow their formula."""
 
 import pytest
 import torch
@@ -9,8 +7,8 @@ import torch.distributed as dist
 from slipstream.tables.collection import TableCollection
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.memory_table import MemoryTable
-from slipstream.tables.replicas import AveragedWeights, rescaled_for_averaging
-from slipstream.tables.row_optimizers import RowwiseAdagrad, RowwiseAdam
+from slipstream.tables.replicas import AveragedWeights, SummedGradients, rescaled_for_averaging
+from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.training_fixtures import small_recipe
 
@@ -28,9 +26,7 @@ def gradient_of(rank, step):
 
 
 def two_replicas(rank, world, every, steps):
-    """Each replica applies its share of the global gradient to its own keys; returns its rows and
-    sums after every step.
-    """
+    """Each replica applies its own gradients; returns its rows and sums after every step."""
     optimizer, factor = rescaled_for_averaging(RowwiseAdagrad(eps=1e-6), world)
     table = MemoryTable("item", 6, 4, optimizer, seed=1, dtype=torch.float64)
     tables = TableCollection(
@@ -47,9 +43,7 @@ def two_replicas(rank, world, every, steps):
 
 
 def by_hand(every, steps):
-    """The same in one process, written out: lr * g / (sqrt(sum / M) + eps), then the mean of
-    weights and sums.
-    """
+    """The same in one process: lr * g / (sqrt(sum / M) + eps), then the mean over replicas."""
     start = (
         MemoryTable("item", 6, 4, RowwiseAdagrad(), seed=1, dtype=torch.float64).all_rows().clone()
     )
@@ -73,8 +67,9 @@ def by_hand(every, steps):
     return seen
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("every", [1, 3])
-def test_averaged_replicas_do_what_is_written(tmp_path, every):
+def test_averaged_replicas_follow_the_written_out_formula(tmp_path, every):
     answers, wanted = (
         run_ranks(2, f"{__name__}:two_replicas", tmp_path, every=every, steps=4),
         by_hand(every, 4),
@@ -90,7 +85,38 @@ def test_averaged_replicas_do_what_is_written(tmp_path, every):
     assert every == 1 or answers[0][0] != answers[1][0]
 
 
-def test_only_adagrad_is_rescaled_and_dense_rules_are_refused():
+def summed_replicas(rank, world, steps):
+    """Both replicas apply the sum of their gradients; returns this replica's rows and sums."""
+    table = MemoryTable("item", 6, 4, RowwiseAdagrad(), seed=1, dtype=torch.float64)
+    small = MemoryTable("small", 3, 4, DenseAdamW(), seed=1, dtype=torch.float64)
+    replicas = SummedGradients(Communicator(dist.group.WORLD), frozenset(["small"]))
+    tables = TableCollection([table, small], replicas=replicas)
+    for step in range(steps):
+        lookups = tables.lookup({"item": [KEYS[rank]], "small": [torch.tensor([rank])]})
+        lookups["item"].rows_UD.grad = gradient_of(rank, step)
+        lookups["small"].rows_UD.grad = torch.full((3, 4), 1.0 + rank, dtype=torch.float64)
+        tables.apply(lookups, LR)
+    rows = table.read(torch.arange(6))
+    return [rows.weights_UD.tolist(), rows.state["sum"].tolist(), small.weights_ND.tolist()]
+
+
+@pytest.mark.system
+def test_summed_replicas_equal_one_group_bit_for_bit(tmp_path):
+    one, two = run_ranks(2, f"{__name__}:summed_replicas", tmp_path, steps=4)
+    assert one == two
+    alone = TableCollection(
+        [MemoryTable("item", 6, 4, RowwiseAdagrad(), seed=1, dtype=torch.float64)]
+    )
+    for step in range(4):
+        lookups = [alone.lookup({"item": [KEYS[rank]]}) for rank in range(2)]
+        for rank, each in enumerate(lookups):
+            each["item"].rows_UD.grad = gradient_of(rank, step)
+        alone.apply(lookups, LR)
+    rows = alone["item"].read(torch.arange(6))
+    assert [rows.weights_UD.tolist(), rows.state["sum"].tolist()] == one[:2]
+
+
+def test_only_adagrad_is_rescaled_and_dense_optimizers_are_refused():
     assert rescaled_for_averaging(RowwiseAdam(), 4) == (RowwiseAdam(), 1.0)
     assert rescaled_for_averaging(RowwiseAdagrad(eps=1e-8), 4) == (RowwiseAdagrad(eps=2e-8), 2.0)
     with pytest.raises(ValueError, match="cannot be averaged"):

@@ -1,11 +1,12 @@
-"""`prepare`: a known data set, or a log of one's own, becomes a sequence store. Whole or not at
-all.
+"""`prepare`: turns a known data set, or a user's own log, into a sequence store.
+
+Touch this when there are new choices for preparing data. A store is written whole or not at all.
 """
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,25 @@ from slipstream.data.download import (
     wrong_md5,
 )
 from slipstream.data.ingest import ORDER, Filters, ingest
-from slipstream.data.raw_log import Columns, RawLog, polars_errors_are_sentences, scan_files
+from slipstream.data.raw_log import (
+    Columns,
+    Progress,
+    RawLog,
+    explain_polars_errors,
+    scan_files,
+)
 from slipstream.data.store import ITEMS, META, SEQUENCES, USERS, SequenceStore
 from slipstream.data.synthetic import Synthetic, synthetic_log
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.files import atomic_directory
 
-Progress = Callable[[str, int, int], None]
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Everything that can be chosen besides the name; a filter left as None is the data set's own."""
+    """What can be chosen besides the name; a filter that is None is the data set's own."""
 
     source: Path | None = None
     columns: Columns = field(default_factory=lambda: Columns("user_id", "item_id", "timestamp"))
@@ -56,11 +62,9 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
 ) -> SequenceStore:
-    """Prepare the data set `name` of the catalogue, or the log at the path `name`, into the
-    directory `out`, and open it.
-    """
+    """Prepare a data set of the catalogue, or the log at the path `name`, into `out`; open it."""
     choices, out = choices or Choices(), Path(out)
-    say = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     if choices.order != ORDER:
         raise SlipstreamError(
             f"unknown order '{choices.order}'; the one order is '{ORDER}': by time, equal times "
@@ -68,25 +72,22 @@ def prepare(
         )
     _check_output(out, force)
     known = ENTRIES.get(str(name))
-    with _scratch_beside(out) as scratch:
-        log = _open_log(str(name), choices, scratch, say)
+    with _scratch_next_to(out) as scratch:
+        log = _open_log(str(name), choices, scratch, report)
         base = known.filters if known else Filters()
         given = {
             key: getattr(choices, key) for key in ("min_item_count", "min_user_count", "k_core")
         }
         filters = replace(base, **{key: value for key, value in given.items() if value is not None})
-        log = replace(
-            log,
-            source={"name": str(name) if known or str(name) == "synthetic" else Path(name).name}
-            | log.source,
-        )
+        label = str(name) if known or str(name) == "synthetic" else Path(name).name
+        log = replace(log, source={"name": label} | log.source)
         with atomic_directory(out) as directory:
-            ingest(log, directory, filters, progress=say)
+            ingest(log, directory, filters, progress=report)
     return SequenceStore.open(out)
 
 
 def _check_output(out: Path, force: bool) -> None:
-    """Only a store of ours is ever replaced, and only when asked to."""
+    """Raise unless `out` is free, or a store that may be replaced."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -107,10 +108,8 @@ def _check_output(out: Path, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def _scratch_beside(out: Path) -> Iterator[Path]:
-    """A working folder on the disk of the result, gone afterwards whatever happens; a failing disk
-    or reader is one sentence.
-    """
+def _scratch_next_to(out: Path) -> Iterator[Path]:
+    """Make a temporary folder on the disk of `out`; failures of disk or reader are explained."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.scratch.", dir=out.parent) as scratch:
@@ -125,41 +124,37 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
         ) from error
 
 
-def _open_log(name: str, choices: Choices, scratch: Path, say: Progress) -> RawLog:
+def _open_log(name: str, choices: Choices, scratch: Path, report: Progress) -> RawLog:
     if name == "synthetic":
-        return synthetic_log(choices.synthetic, scratch, say)
+        return synthetic_log(choices.synthetic, scratch, report)
     if name in ENTRIES:
-        return _open_known(name, choices, scratch, say)
+        return _open_known(name, choices, scratch, report)
     path = Path(name)
     if path.exists():
         return own_log(_tables_in(path), choices.columns, choices.time_unit)
     raise SlipstreamError(f"there is no data set and no file '{name}'{did_you_mean(name, NAMES)}")
 
 
-def _open_known(name: str, choices: Choices, scratch: Path, say: Progress) -> RawLog:
+def _open_known(name: str, choices: Choices, scratch: Path, report: Progress) -> RawLog:
     entry, remote = ENTRIES[name], remote_of(name, choices.category)
     source = choices.source
     if source is None:
-        source = fetch(remote, say)
+        source = fetch(remote, report)
     elif not source.exists():
         raise SlipstreamError(f"--source {source} does not exist")
     facts: dict[str, Any] = {"path": source.name, "terms": entry.terms}
     if source.is_file():
-        facts |= _checked(
-            source,
-            remote.md5
-            if source.name == remote.file_name or source.name.endswith(ARCHIVES)
-            else None,
-        )
+        is_archive = source.name == remote.file_name or source.name.endswith(ARCHIVES)
+        facts |= _check_md5(source, remote.md5 if is_archive else None)
     root = source
     if source.name.endswith(ARCHIVES):
-        say(f"unpacking {source.name}", 0, 0)
+        report(f"unpacking {source.name}", 0, 0)
         root = scratch / "unpacked"
         root.mkdir()
         _unpack(source, root)
     elif source.is_file() and name != "amazon-reviews":
         root = source.parent
-    with polars_errors_are_sentences(source):
+    with explain_polars_errors(source):
         log = entry.read(root)
     return replace(log, source=facts | log.source)
 
@@ -173,13 +168,11 @@ def _unpack(source: Path, root: Path) -> None:
         raise
 
 
-def _checked(source: Path, md5: str | None) -> dict[str, Any]:
-    """The md5 of a file for the record; where it is known it has to agree, unless the archive
-    itself is broken (said then).
-    """
+def _check_md5(source: Path, md5: str | None) -> dict[str, Any]:
+    """Return the md5 of a file for store.json; raise if it is not the known one."""
     found = md5_of(source)
     if md5 is not None and found != md5:
-        require_whole(source)
+        require_whole(source)  # a damaged archive has an error of its own
         raise SlipstreamError(wrong_md5(source, found, md5))
     return {"md5": found, "md5_known": md5 is not None}
 
@@ -198,9 +191,7 @@ def _tables_in(path: Path) -> Sequence[Path]:
 
 
 def own_log(paths: Sequence[Path], columns: Columns, time_unit: str) -> RawLog:
-    """A user's own CSV or Parquet files as one log, in the order of their names; titles come from
-    the log itself.
-    """
+    """Open a user's CSV or Parquet files as one log, in order of name; titles are in the log."""
     raw = scan_files(paths)
     source = {
         "path": str(paths[0].name),
