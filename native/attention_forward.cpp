@@ -9,7 +9,7 @@
 #include "attention_ahead.h"
 #include "attention_bias.h"
 #include "attention_weigh.h"
-#include "export.h"
+#include "kernels.h"
 
 namespace slipstream {
 namespace {

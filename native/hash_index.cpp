@@ -4,13 +4,15 @@
 #include <cstring>
 
 #include "counter_random.h"
-#include "export.h"
+#include "kernels.h"
+
+struct slipstream::HashPair {
+    int64_t key, value;  // key -1: empty
+};
 
 namespace {
 
-struct Pair {
-    int64_t key, value;  // key -1: empty
-};
+using Pair = slipstream::HashPair;
 
 constexpr int64_t kEmpty = -1, kAbsent = -1, kAhead = 12, kWorthSharing = 1 << 13;
 

@@ -7,13 +7,13 @@
 #include <limits>
 #include <vector>
 
-#include "export.h"
-#include "lanes.h"
-#include "lanes_sums.h"
+#include "kernels.h"
+#include "simd.h"
+#include "simd_sums.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 struct Grouped {
     const float* hidden;          // [T, D], group after group

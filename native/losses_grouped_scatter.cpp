@@ -5,12 +5,12 @@
 
 #include <vector>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr int64_t kAhead = 4;  // rows fetched before they are added to
 
@@ -114,7 +114,7 @@ SLIPSTREAM_API void ss_grouped_copies(float* out, int64_t num_rows, int64_t widt
 
 // Deals entries 0 … count - 1 into buckets of neighbouring keys, stable: order [count] and starts [buckets + 1].
 // The bucket of a key is key * buckets / below. counts: scratch [threads * buckets].
-SLIPSTREAM_API void ss_deal_entries(const int64_t* keys, int64_t count, int64_t below, int64_t buckets, int32_t* order,
+SLIPSTREAM_API void ss_bucket_entries(const int64_t* keys, int64_t count, int64_t below, int64_t buckets, int32_t* order,
                                     int64_t* starts, int64_t* counts, int threads) {
     const auto bucket = [=](int64_t e) {
         return static_cast<int64_t>(static_cast<unsigned __int128>(keys[e]) * static_cast<uint64_t>(buckets) / below);

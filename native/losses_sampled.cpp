@@ -6,12 +6,12 @@
 #include <cmath>
 #include <limits>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 struct Sampled {
     const float* hidden;

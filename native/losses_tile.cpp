@@ -3,12 +3,12 @@
 #include <cmath>
 #include <limits>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 

@@ -1,7 +1,7 @@
 // Copies rows of a table by number. A row read at random misses every cache, so the rows to come are asked for well ahead.
 #include <cstring>
 
-#include "export.h"
+#include "kernels.h"
 
 namespace {
 

@@ -5,12 +5,12 @@
 // independent of the number of threads.
 #include <omp.h>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr int64_t kAhead = 6;  // rows fetched before they are added to
 

@@ -1,24 +1,17 @@
-// One vector type for three instruction sets (GCC vector extensions), and the sigmoid that attention lives on.
+// The vector type of attention's kernels, and the sigmoid they spend most of their time on.
 #pragma once
-#include <cstdint>
-#include <cstring>
+#include "simd.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace slipstream {
 
-#if defined(__AVX512F__)
-constexpr int W = 16;
-#elif defined(__AVX2__)
-constexpr int W = 8;
-#else
-constexpr int W = 4;
-#endif
+constexpr int W = simd::kLanes;
 constexpr int W2 = 2 * W;  // columns of a micro-kernel tile
 
-typedef float vf __attribute__((vector_size(W * 4)));
-typedef int32_t vi __attribute__((vector_size(W * 4)));
+using vf = simd::Floats;
+using vi = simd::Ints;
 typedef float vf_any __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }

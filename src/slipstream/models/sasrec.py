@@ -13,8 +13,8 @@ from torch import nn
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.gated_attention import EPS
 from slipstream.models.model_config import ModelConfig
+from slipstream.ops.causal_attention import softmax_attention
 from slipstream.ops.pointwise import dropout
-from slipstream.ops.softmax_attention import softmax_attention
 
 
 class SASRecLayer(Layer):

@@ -1,7 +1,7 @@
-"""Plain PyTorch of the retrieval losses: the oracle of the other back-ends.
+"""The retrieval losses in plain PyTorch; the other back-ends are tested against it.
 
-Even here memory stays bounded: tokens go through in slices that backward computes again, so neither
-tokens x negatives x width nor tokens x catalogue is ever alive.
+Tokens are computed in slices that backward computes again, so neither tokens x negatives x width
+nor tokens x catalogue is ever in memory. Touch this only when what a loss computes changes.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,7 @@ def sliced(
     values_per_token: int,
     *per_token: torch.Tensor | None,
 ) -> torch.Tensor:
-    """function over slices of the per-token tensors, each slice recomputed in backward; results
-    concatenated.
-    """
+    """Apply `function` to slices of the per-token tensors; backward computes each slice again."""
     step = max(1, VALUES_PER_SLICE // max(values_per_token, 1))
     if tokens <= step:
         return function(*per_token)
@@ -34,6 +32,11 @@ def sliced(
         for start in range(0, max(tokens, 1), step)
     ]
     return torch.cat(pieces)
+
+
+def subtract(logits: torch.Tensor, log_q: torch.Tensor | None) -> torch.Tensor:
+    """Logits corrected by the log-probability of being drawn, where one is given."""
+    return logits if log_q is None else logits - log_q
 
 
 def target_loss(
@@ -64,21 +67,12 @@ def sampled_softmax_loss(
     ) -> torch.Tensor:
         target_T1 = (h_TD * rows_UD[t_T]).sum(dim=1, keepdim=True) / temperature
         negative_TR = torch.einsum("td,trd->tr", h_TD, rows_UD[n_TR]) / temperature
-        target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
-        negative_TR = negative_TR if nq_TR is None else negative_TR - nq_TR
-        return target_loss(target_T1, negative_TR, n_TR == t_T.unsqueeze(1))
+        target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
+        return target_loss(target_T1, subtract(negative_TR, nq_TR), n_TR == t_T.unsqueeze(1))
 
     values_per_token = (negatives_TR.shape[1] + 1) * max(hidden_TD.shape[1], 1)
-    return sliced(
-        piece,
-        len(hidden_TD),
-        values_per_token,
-        hidden_TD,
-        targets_T,
-        negatives_TR,
-        target_log_q_T,
-        negative_log_q_TR,
-    )
+    per_token = (hidden_TD, targets_T, negatives_TR, target_log_q_T, negative_log_q_TR)
+    return sliced(piece, len(hidden_TD), values_per_token, *per_token)
 
 
 def shared_softmax_loss(
@@ -95,18 +89,12 @@ def shared_softmax_loss(
     def piece(h_TD: torch.Tensor, t_T: torch.Tensor, tq_T: torch.Tensor | None) -> torch.Tensor:
         target_T1 = (h_TD * rows_UD[t_T]).sum(dim=1, keepdim=True) / temperature
         negative_TR = h_TD @ rows_UD[negatives_R].T / temperature
-        target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
-        negative_TR = negative_TR if negative_log_q_R is None else negative_TR - negative_log_q_R
+        target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
+        negative_TR = subtract(negative_TR, negative_log_q_R)
         return target_loss(target_T1, negative_TR, negatives_R == t_T.unsqueeze(1))
 
-    return sliced(
-        piece,
-        len(hidden_TD),
-        len(negatives_R) + hidden_TD.shape[1],
-        hidden_TD,
-        targets_T,
-        target_log_q_T,
-    )
+    values_per_token = len(negatives_R) + hidden_TD.shape[1]
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, targets_T, target_log_q_T)
 
 
 def full_softmax_loss(

@@ -60,7 +60,7 @@ class NativeIndex:
     def find(self, keys_U: torch.Tensor) -> torch.Tensor:
         keys_U = keys_U.contiguous()
         values_U = torch.empty_like(keys_U)
-        kernel("ss_hash_find", "pnpnp")(self._pairs, self._mask, keys_U, keys_U.numel(), values_U)
+        kernel("ss_hash_find")(self._pairs, self._mask, keys_U, keys_U.numel(), values_U)
         return values_U
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
@@ -68,14 +68,12 @@ class NativeIndex:
         if keys_U.numel() and int(keys_U.min()) < 0:
             raise ValueError(f"keys of an index are not negative, got {int(keys_U.min())}")
         self._make_room(self._length + keys_U.numel())
-        call = kernel("ss_hash_insert", "pnppn", returns=True)
+        call = kernel("ss_hash_insert")
         self._length += call(self._pairs, self._mask, keys_U, values_U, keys_U.numel())
 
     def erase(self, keys_U: torch.Tensor) -> None:
         keys_U = keys_U.contiguous()
-        self._length -= kernel("ss_hash_erase", "pnpn", returns=True)(
-            self._pairs, self._mask, keys_U, keys_U.numel()
-        )
+        self._length -= kernel("ss_hash_erase")(self._pairs, self._mask, keys_U, keys_U.numel())
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
         used = self._pairs[self._pairs[:, 0] >= 0]
@@ -88,7 +86,7 @@ class NativeIndex:
             size *= 2
         if size > len(self._pairs):
             larger = self._empty(size)
-            kernel("ss_hash_refill", "pnpn")(self._pairs, len(self._pairs), larger, size - 1)
+            kernel("ss_hash_refill")(self._pairs, len(self._pairs), larger, size - 1)
             self._pairs = larger
 
 

@@ -5,12 +5,12 @@
 #include <cmath>
 
 #include "counter_random.h"
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 

@@ -1,5 +1,5 @@
 // Keeps freed memory in the process, so that the large tensors of the next step find their pages already mapped.
-#include "export.h"
+#include "kernels.h"
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif

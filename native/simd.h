@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace slipstream::lanes {
+namespace slipstream::simd {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -141,4 +141,4 @@ static inline void prefetch_row(const float* row, int64_t width) {
     for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d);
 }
 
-}  // namespace slipstream::lanes
+}  // namespace slipstream::simd

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.ops import native
-from slipstream.ops.sample_parts import share_keys
+from slipstream.ops.sample_clustering import assign_samples
 
 needs_native = pytest.mark.skipif(not native.available(), reason="native kernels are not built")
 
@@ -55,9 +55,9 @@ def test_both_back_ends_find_the_same_cut_within_the_limits(
     lengths = offsets.diff()
     first = torch.arange(samples) % parts
     low, high = limits(lengths, parts)
-    found = share_keys(places, offsets, keys, first, low, high, budget, backend="native")
+    found = assign_samples(places, offsets, keys, first, low, high, budget, backend="native")
     assert torch.equal(
-        found, share_keys(places, offsets, keys, first, low, high, budget, backend="reference")
+        found, assign_samples(places, offsets, keys, first, low, high, budget, backend="reference")
     )
     before, after = (
         torch.zeros(parts, dtype=torch.int64).index_add_(0, each, lengths)
@@ -73,7 +73,7 @@ def test_a_small_batch_is_cut_as_well_as_any_cut_can_be():
         places, length = batch(40, 25, 10, seed)[0], 4
         places, offsets = places[: 8 * length], torch.arange(9) * length
         low, high = (torch.full((2,), samples * length) for samples in (3, 5))
-        found = share_keys(places, offsets, 25, torch.tensor([0, 1] * 4), low, high, 30_000)
+        found = assign_samples(places, offsets, 25, torch.tensor([0, 1] * 4), low, high, 30_000)
         every = [
             torch.tensor(cut) for cut in itertools.product((0, 1), repeat=8) if 3 <= sum(cut) <= 5
         ]
@@ -87,7 +87,7 @@ def test_more_work_finds_better_cuts():
     low, high = limits(offsets.diff(), 6)
     first = torch.arange(60) % 6
     costs = [
-        cost(places, offsets, share_keys(places, offsets, 300, first, low, high, budget))
+        cost(places, offsets, assign_samples(places, offsets, 300, first, low, high, budget))
         for budget in (0, 20_000, 400_000)
     ]
     assert costs[0] == cost(places, offsets, first) > costs[1] > costs[2]
@@ -112,6 +112,6 @@ def test_what_does_not_fit_is_refused(change, error):
         "first_B": torch.tensor([0, 1]),
     }
     asked |= {"low_M": torch.tensor([0, 0]), "high_M": torch.tensor([2, 2]), "budget": 10}
-    assert share_keys(**asked).numel() == 2
+    assert assign_samples(**asked).numel() == 2
     with pytest.raises(error):
-        share_keys(**{**asked, **change})
+        assign_samples(**{**asked, **change})

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "export.h"
+#include "kernels.h"
 
 namespace {
 
@@ -51,7 +51,7 @@ struct Transfer {
 }  // namespace
 
 // Record i lies at offsets[i] of files[i] and at memory + i * bytes. Returns 0, the errno of what went wrong, or -1 where a file ends early.
-SLIPSTREAM_API int64_t ss_move_records(const int32_t* files, const int64_t* offsets, int64_t count, int64_t bytes, char* memory,
+SLIPSTREAM_API int64_t ss_transfer_records(const int32_t* files, const int64_t* offsets, int64_t count, int64_t bytes, char* memory,
                                        int64_t writes, int64_t team, int) {
     Transfer transfer{files, offsets, count, bytes, memory, writes != 0};
     std::vector<std::thread> threads;

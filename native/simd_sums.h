@@ -3,9 +3,9 @@
 #pragma once
 #include <type_traits>
 
-#include "lanes.h"
+#include "simd.h"
 
-namespace slipstream::lanes {
+namespace slipstream::simd {
 
 #if defined(__AVX512F__)
 static inline Floats halves4(Floats a, Floats b) {
@@ -55,4 +55,4 @@ static inline void column_passes(int64_t vectors, const Run& run, int64_t at = 0
     }
 }
 
-}  // namespace slipstream::lanes
+}  // namespace slipstream::simd

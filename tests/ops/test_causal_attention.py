@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from slipstream.ops.softmax_attention import softmax_attention, softmax_attention_reference
+from slipstream.ops.causal_attention import softmax_attention, softmax_attention_reference
 
 LENGTHS = [5, 0, 1, 40, 32, 33, 64, 7]
 

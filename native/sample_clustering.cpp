@@ -2,7 +2,7 @@
 // the reference finds the very same cut. Work is counted in key visits: the clock decides nothing.
 #include <vector>
 
-#include "export.h"
+#include "kernels.h"
 
 namespace {
 
@@ -86,7 +86,7 @@ bool accepts(Cut& cut, int64_t change, int64_t heat) {
 }  // namespace
 
 // places: each token's key, 0 … keys - 1; low, high: tokens a part should hold; part_of: a first cut, improved in place.
-SLIPSTREAM_API void ss_share_keys(const int64_t* places, const int64_t* offsets, int64_t samples, int64_t keys, int64_t parts,
+SLIPSTREAM_API void ss_assign_samples(const int64_t* places, const int64_t* offsets, int64_t samples, int64_t keys, int64_t parts,
                                   const int64_t* low, const int64_t* high, int64_t budget, int64_t* part_of, int) {
     Cut cut{samples, parts, {}, {}, {}, {}, std::vector<int64_t>(parts, 0), part_of};
     fill(cut, places, offsets, keys);

@@ -1,10 +1,10 @@
 """Causal softmax attention over jagged tokens, for SASRec.
 
-The plain loop over sequences is the oracle and serves cached prefixes and candidates. Training
-(every token a query, no candidates) takes a faster road through torch's own fused kernel: sequences
-of similar length share a padded batch. Padding stands behind the real tokens, where causality keeps
-it out of sight, and how far a sequence is padded depends on its own length alone, so its result
-does not depend on its company.
+The plain loop over sequences serves cached prefixes and candidates, and tests compare with it.
+Training (every token a query, no candidates) uses torch's own fused kernel: sequences of similar
+length share a padded batch. Padding stands behind the real tokens, where no token sees it. How far
+a sequence is padded depends on its own length alone, so its result does not depend on the other
+sequences of the batch. There is no back-end to choose. Touch this when SASRec's attention changes.
 """
 
 import torch
@@ -40,7 +40,7 @@ def softmax_attention(
             num_candidates_B=num_candidates_B,
             scale=scale,
         )
-    return _grouped(q_THK, k_SHK, v_SHV, q_offsets_B1, scale)
+    return _padded_attention(q_THK, k_SHK, v_SHV, q_offsets_B1, scale)
 
 
 def softmax_attention_reference(
@@ -53,7 +53,7 @@ def softmax_attention_reference(
     num_candidates_B: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """The same, one sequence after the other, by the formula."""
+    """`softmax_attention` one sequence after the other, by the formula."""
     q_starts, k_starts = q_offsets_B1.tolist(), k_offsets_B1.tolist()
     candidates = (
         [0] * (len(q_starts) - 1) if num_candidates_B is None else num_candidates_B.tolist()
@@ -72,15 +72,13 @@ def softmax_attention_reference(
 def _visible(
     num_queries: int, num_keys: int, num_candidates: int, device: torch.device
 ) -> torch.Tensor:
-    """bool [queries, keys]: a history token sees what came before and itself, a candidate the
-    history and itself.
-    """
+    """bool [queries, keys]: tokens see themselves and what came before, but no other candidate."""
     place_Q1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
     place_K = torch.arange(num_keys, device=device)
     return (place_K == place_Q1) | ((place_K < place_Q1) & (place_K < num_keys - num_candidates))
 
 
-def _grouped(
+def _padded_attention(
     q_THK: torch.Tensor,
     k_THK: torch.Tensor,
     v_THV: torch.Tensor,
@@ -93,11 +91,12 @@ def _grouped(
         q_THK, k_THK, v_THV = (pad(x, (0, wide - x.shape[2])) for x in (q_THK, k_THK, v_THV))
     padded_lengths_B, rows_P, places_T = _padded_order(offsets_B1)
     q_PHK, k_PHK, v_PHV = (x.index_select(0, rows_P) for x in (q_THK, k_THK, v_THV))
-    lengths, counts = padded_lengths_B.unique(return_counts=True)  # sorted, as the padded order is
+    # Sorted, as the padded order is.
+    lengths, counts = torch.unique(padded_lengths_B, return_counts=True)
     sizes = (lengths * counts).tolist()
     pieces = [v_PHV[:0]]
     for length, q, k, v in zip(
-        lengths.tolist(), q_PHK.split(sizes), k_PHK.split(sizes), v_PHV.split(sizes), strict=True
+        lengths.tolist(), *(torch.split(x, sizes) for x in (q_PHK, k_PHK, v_PHV)), strict=True
     ):
         if length:
             q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
@@ -110,9 +109,7 @@ def _grouped(
 
 
 def _padded_order(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sequences sorted by padded length: those lengths, the token row behind every padded place,
-    and every token's place.
-    """
+    """Sequences by padded length: (those lengths, the token of each place, each token's place)."""
     lengths_B = offsets_B1.diff()
     padded_B, order_B = ((lengths_B + _STEP - 1) // _STEP * _STEP).sort(stable=True)
     sequence_P = order_B.repeat_interleave(padded_B)
