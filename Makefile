@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check bench peers ray clean
+.PHONY: setup demo test check sanitize bench peers ray clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ check: $(STAMP)
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Kernels built with the address and undefined-behaviour sanitizers, and the operator tests under them.
+sanitize: $(STAMP)
+	tests/sanitize.sh $(BIN)/python
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all

@@ -5,9 +5,9 @@ operands that do not fit.
 import pytest
 import torch
 
-from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, Groups, grouped_softmax_loss
+from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, TokenGroups, grouped_softmax_loss
 from slipstream.ops.losses import sampled_softmax_loss
-from slipstream.ops.token_groups import singles
+from slipstream.ops.grouped_types import one_token_groups
 
 
 def offsets(*sizes):
@@ -70,11 +70,11 @@ def gradients(asked, loss):
 
 
 SHAPES = {
-    "alone": singles(6),
-    "pairs": Groups(offsets(2, 2, 1), offsets(2, 2, 1)),
-    "fours and a rest": Groups(offsets(4, 4, 3, 1), offsets(4, 4, 3, 1)),
-    "a set per sequence": Groups(offsets(7, 0, 3, 9), offsets(1, 1, 1, 1)),
-    "nobody": Groups(offsets(), offsets()),
+    "alone": one_token_groups(6),
+    "pairs": TokenGroups(offsets(2, 2, 1), offsets(2, 2, 1)),
+    "fours and a rest": TokenGroups(offsets(4, 4, 3, 1), offsets(4, 4, 3, 1)),
+    "a set per sequence": TokenGroups(offsets(7, 0, 3, 9), offsets(1, 1, 1, 1)),
+    "nobody": TokenGroups(offsets(), offsets()),
 }
 
 
@@ -112,7 +112,7 @@ def test_compiled_equals_plain(shape, per_set, width):
 @pytest.mark.parametrize("rows", [30, 5000])
 def test_many_groups_over_few_and_many_rows(rows):
     """Enough entries for copies per thread (few rows) and for dealing into buckets (many rows)."""
-    groups = Groups(torch.arange(0, 401, 4), torch.arange(0, 401, 4))
+    groups = TokenGroups(torch.arange(0, 401, 4), torch.arange(0, 401, 4))
     asked = question(groups, per_set=16, rows=rows, width=50, dtype=torch.float32)
     loss, expected = (
         grouped_softmax_loss(asked, backend=backend) for backend in ("native", "reference")
@@ -122,7 +122,7 @@ def test_many_groups_over_few_and_many_rows(rows):
 
 
 def test_groups_of_one_are_the_sampled_softmax():
-    asked = question(singles(40), per_set=33, rows=60, width=50, dtype=torch.float32)
+    asked = question(one_token_groups(40), per_set=33, rows=60, width=50, dtype=torch.float32)
     targets = torch.randint(60, (40,), generator=torch.Generator().manual_seed(9))
     asked = GroupedSoftmaxInputs(
         asked.hidden_TD,
@@ -148,7 +148,7 @@ def test_scoring_without_gradients_gives_the_same_loss():
 
 def test_operands_that_do_not_fit_are_refused():
     asked = question(SHAPES["pairs"])
-    wrong = Groups(offsets(2, 2), offsets(2, 2))
+    wrong = TokenGroups(offsets(2, 2), offsets(2, 2))
     with pytest.raises(ValueError, match="offsets of groups must rise from 0 to 5"):
         grouped_softmax_loss(GroupedSoftmaxInputs(*list(vars(asked).values())[:5], wrong))
     with pytest.raises(IndexError):
@@ -160,6 +160,6 @@ def test_operands_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="same number of groups"):
         grouped_softmax_loss(
             GroupedSoftmaxInputs(
-                *list(vars(asked).values())[:5], Groups(offsets(5), offsets(2, 2, 1))
+                *list(vars(asked).values())[:5], TokenGroups(offsets(5), offsets(2, 2, 1))
             )
         )
