@@ -1,6 +1,4 @@
-"""SASRec's attention: the grouped road equals the plain formula, values and gradients; candidates
-and cached prefixes are exact.
-"""
+"""SASRec's attention: the padded batches equal the formula; candidates and prefixes are exact."""
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ def jagged(lengths, heads=2, dqk=4, dv=4, dtype=torch.float64, seed=0):
 
 
 @pytest.mark.parametrize(("dqk", "dv"), [(4, 4), (4, 6), (8, 3)])
-def test_grouped_equals_the_formula_with_gradients(dqk, dv):
+def test_padded_batches_equal_the_formula_with_gradients(dqk, dv):
     q, k, v, offsets = jagged(LENGTHS, dqk=dqk, dv=dv)
     weight = torch.randn(v.shape, dtype=v.dtype, generator=torch.Generator().manual_seed(1))
     results = []
@@ -41,7 +39,7 @@ def test_one_token_and_the_written_out_second_row():
     assert_close(out[2, 0], (scores[0] * v[1, 0] + scores[1] * v[2, 0]) / scores.sum())
 
 
-def test_a_sequence_does_not_depend_on_its_company():
+def test_a_sequence_does_not_depend_on_the_other_sequences():
     q, k, v, offsets = jagged(LENGTHS, dtype=torch.float32)
     out = softmax_attention(q, k, v, offsets, scale=0.5)
     for b, length in enumerate(LENGTHS):

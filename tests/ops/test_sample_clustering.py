@@ -1,6 +1,4 @@
-"""Cuts by annealing: both back-ends alike, within their limits, near the best cut, and never worse
-than where they began.
-"""
+"""Samples divided into parts: both back-ends alike, within the limits, near the best division."""
 
 import itertools
 
@@ -10,10 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.ops import native
 from slipstream.ops.sample_clustering import assign_samples
-
-needs_native = pytest.mark.skipif(not native.available(), reason="native kernels are not built")
+from tests.support.operator_parity import needs_native
 
 
 def cost(places, offsets, parts):
@@ -48,7 +44,7 @@ def limits(lengths, parts, slack=1.2):
     st.integers(0, 4000),
     st.integers(0, 10**6),
 )
-def test_both_back_ends_find_the_same_cut_within_the_limits(
+def test_both_back_ends_find_the_same_division_within_the_limits(
     samples, keys, length, parts, budget, seed
 ):
     places, offsets = batch(samples, keys, length, seed)
@@ -68,7 +64,7 @@ def test_both_back_ends_find_the_same_cut_within_the_limits(
     ).all()
 
 
-def test_a_small_batch_is_cut_as_well_as_any_cut_can_be():
+def test_a_small_batch_gets_the_best_division():
     for seed in range(6):
         places, length = batch(40, 25, 10, seed)[0], 4
         places, offsets = places[: 8 * length], torch.arange(9) * length
@@ -82,7 +78,7 @@ def test_a_small_batch_is_cut_as_well_as_any_cut_can_be():
         )
 
 
-def test_more_work_finds_better_cuts():
+def test_more_work_finds_better_divisions():
     places, offsets = batch(60, 300, 40, 3)
     low, high = limits(offsets.diff(), 6)
     first = torch.arange(60) % 6
@@ -104,14 +100,14 @@ def test_more_work_finds_better_cuts():
         ({"backend": "triton"}, ValueError),
     ],
 )
-def test_what_does_not_fit_is_refused(change, error):
-    asked = {
+def test_wrong_operands_are_refused(change, error):
+    operands = {
         "places_T": torch.tensor([0, 1]),
         "offsets_B1": torch.tensor([0, 1, 2]),
         "num_keys": 2,
         "first_B": torch.tensor([0, 1]),
     }
-    asked |= {"low_M": torch.tensor([0, 0]), "high_M": torch.tensor([2, 2]), "budget": 10}
-    assert assign_samples(**asked).numel() == 2
+    operands |= {"low_M": torch.tensor([0, 0]), "high_M": torch.tensor([2, 2]), "budget": 10}
+    assert assign_samples(**operands).numel() == 2
     with pytest.raises(error):
-        assign_samples(**{**asked, **change})
+        assign_samples(**{**operands, **change})
