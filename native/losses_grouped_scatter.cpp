@@ -103,13 +103,7 @@ SLIPSTREAM_API void ss_grouped_copies(float* out, int64_t num_rows, int64_t widt
         for (int64_t g = groups * part / threads; g < groups * (part + 1) / threads; ++g)
             add(in, g, index, tokens.data(), stride, vectors, copies + part * size);
     }
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kWorthSharing) schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        float* __restrict to = out + row * width;
-        std::memcpy(to, copies + row * stride, sizeof(float) * width);
-        for (int k = 1; k < threads; ++k)
-            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * size + row * stride + d];
-    }
+    sum_copies(out, num_rows, width, copies, size, stride, threads);
 }
 
 // Deals entries 0 … count - 1 into buckets of neighbouring keys, stable: order [count] and starts [buckets + 1].

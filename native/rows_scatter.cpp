@@ -71,13 +71,7 @@ SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t widt
             add(own, stride, padded, index + first, weights == nullptr ? nullptr : weights + first, per_token, ahead);
         }
     }
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kWorthSharing) schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        float* __restrict to = out + row * width;
-        std::memcpy(to, copies + row * stride, sizeof(float) * width);
-        for (int k = 1; k < threads; ++k)
-            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * size + row * stride + d];
-    }
+    sum_copies(out, num_rows, width, copies, size, stride, threads);
 }
 
 // entries: scratch of 12 bytes per index; starts: int64 scratch [threads * buckets + 1]; out is added to.

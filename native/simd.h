@@ -137,6 +137,18 @@ static inline void add_scaled(float* to, const float* from, float w, int64_t wid
     for (; d < width; ++d) to[d] += w * from[d];
 }
 
+// out [rows, width] = the sum over threads of copies [threads, copy], rows `stride` apart.
+static inline void sum_copies(float* out, int64_t rows, int64_t width, const float* copies, int64_t copy, int64_t stride,
+                              int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > kWorthSharing) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+        float* __restrict to = out + row * width;
+        std::memcpy(to, copies + row * stride, sizeof(float) * width);
+        for (int k = 1; k < threads; ++k)
+            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * copy + row * stride + d];
+    }
+}
+
 static inline void prefetch_row(const float* row, int64_t width) {
     for (int64_t d = 0; d < width; d += 16) __builtin_prefetch(row + d);
 }

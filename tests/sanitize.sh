@@ -16,9 +16,10 @@ SLIPSTREAM_NATIVE_DIR=$PWD/$build/lib/slipstream/ops
 export SLIPSTREAM_NATIVE_DIR
 ls "$SLIPSTREAM_NATIVE_DIR"/_native_*.so >/dev/null || { echo "the kernels were not built: is $cxx installed?"; exit 1; }
 
+# Without --capture=sys pytest would swallow the sanitizers' reports.
 # The sanitizers must be loaded before Python; libstdc++ too, or they miss its exceptions.
 for name in libasan.so libubsan.so libstdc++.so.6; do
     preload="${preload:-} $("$cxx" -print-file-name=$name)"
 done
 LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-    "$python" -m pytest -q -p no:cacheprovider -m "not system and not slow" tests/ops
+    "$python" -m pytest -q --capture=sys -p no:cacheprovider -m "not system and not slow" tests/ops

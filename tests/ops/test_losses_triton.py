@@ -29,11 +29,11 @@ print("equal")
 
 
 @pytest.mark.system
-def test_interpreted_kernels_equal_the_reference():
+def test_the_interpreted_loss_equals_the_reference():
     assert run_python(CODE, TRITON_INTERPRET="1") == "equal"
 
 
-def test_without_an_accelerator_or_the_interpreter_it_is_refused(monkeypatch):
+def test_the_loss_is_refused_without_an_accelerator_or_the_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     negatives_TR = torch.zeros(1, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="needs an accelerator"):

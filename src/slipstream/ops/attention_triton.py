@@ -245,11 +245,11 @@ def backward_keys_kernel(
     HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values and one head."""
-    head = tl.program_id(2)
+    stride, channel = CHANNELS * heads * value_width, heads * value_width
     q0, k0, q_len, k_len, candidates = _sequence(
         q_offsets_ptr, k_offsets_ptr, candidates_ptr, HAS_CANDIDATES
     )
-    stride, channel = CHANNELS * heads * value_width, heads * value_width
+    head = tl.program_id(2)
     keys = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < k_len:
         k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
@@ -338,7 +338,7 @@ def _launch(
 
 
 class _TritonAttention(torch.autograd.Function):
-    """One call of the operator; tensors that carry gradients come one by one, the rest in `a`."""
+    """One call of the operator; `leaves` are the tensors that gradients reach."""
 
     @staticmethod
     def forward(

@@ -6,10 +6,13 @@ cosine similarity; gradients reach both. log_q, the log-probability with which a
 negative, corrects the logits and gets no gradient. Touch this when a loss gets another argument.
 """
 
+from dataclasses import replace
+
 import torch
 
 from slipstream.ops import backend as backends
 from slipstream.ops import losses_native, losses_reference, operand_checks
+from slipstream.ops.losses_types import SoftmaxInputs
 
 
 def sampled_softmax_loss(
@@ -28,18 +31,17 @@ def sampled_softmax_loss(
     `targets_T` and `negatives_TR` are indices into `rows_UD`. A negative equal to the token's
     target is left out.
     """
-    target_log_q_T = _check_common(hidden_TD, rows_UD, targets_T, temperature, target_log_q_T)
-    shape = (hidden_TD.shape[0], None)
-    negative_log_q_TR = _check_negatives(hidden_TD, rows_UD, negatives_TR, shape, negative_log_q_TR)
+    inputs = SoftmaxInputs(
+        hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR
+    )
+    inputs = _check(inputs, (len(hidden_TD), None))
     chosen = backends.choose(backend, hidden_TD, has_triton=hidden_TD.dtype == torch.float32)
     if chosen == "triton":
         # Imported here: a machine without an accelerator need not have triton.
         from slipstream.ops import losses_triton as serve
     else:
         serve = losses_native if chosen == "native" else losses_reference
-    loss_T: torch.Tensor = serve.sampled_softmax_loss(
-        hidden_TD, rows_UD, targets_T, negatives_TR, temperature, target_log_q_T, negative_log_q_TR
-    )
+    loss_T: torch.Tensor = serve.sampled_softmax_loss(inputs)
     return loss_T
 
 
@@ -55,12 +57,12 @@ def shared_softmax_loss(
     backend: str | None = None,
 ) -> torch.Tensor:
     """`sampled_softmax_loss` with one set of negatives for all tokens, in tiles of tokens."""
-    target_log_q_T = _check_common(hidden_TD, rows_UD, targets_T, temperature, target_log_q_T)
-    negative_log_q_R = _check_negatives(hidden_TD, rows_UD, negatives_R, (None,), negative_log_q_R)
-    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
-    loss_T: torch.Tensor = serve.shared_softmax_loss(
+    inputs = SoftmaxInputs(
         hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R
     )
+    inputs = _check(inputs, (None,))
+    serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
+    loss_T: torch.Tensor = serve.shared_softmax_loss(inputs)
     return loss_T
 
 
@@ -73,20 +75,33 @@ def full_softmax_loss(
     backend: str | None = None,
 ) -> torch.Tensor:
     """-log softmax of each token's target row among all rows, in tiles that backward recomputes."""
-    _check_common(hidden_TD, rows_ND, targets_T, temperature, None)
+    _check_common(hidden_TD, rows_ND, targets_T, temperature)
     serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
     loss_T: torch.Tensor = serve.full_softmax_loss(hidden_TD, rows_ND, targets_T, temperature)
     return loss_T
 
 
+def _check(inputs: SoftmaxInputs, shape: tuple[int | None, ...]) -> SoftmaxInputs:
+    """Check the operands of a loss with negatives of `shape`; log_q comes back without gradient."""
+    hidden_TD, rows_UD, negatives = inputs.hidden_TD, inputs.rows_UD, inputs.negatives
+    _check_common(hidden_TD, rows_UD, inputs.targets_T, inputs.temperature)
+    own, others = inputs.target_log_q_T, inputs.negative_log_q
+    if own is not None:
+        operand_checks.like("target_log_q", own, "hidden", hidden_TD, (hidden_TD.shape[0],))
+        own = own.detach()
+    operand_checks.index(
+        "negatives", negatives, rows_UD.shape[0], shape=shape, device=hidden_TD.device
+    )
+    if others is not None:
+        operand_checks.like("negative_log_q", others, "hidden", hidden_TD, tuple(negatives.shape))
+        others = others.detach()
+    return replace(inputs, target_log_q_T=own, negative_log_q=others)
+
+
 def _check_common(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Check the operands all losses have; returns the targets' log_q without gradient."""
+    hidden_TD: torch.Tensor, rows_UD: torch.Tensor, targets_T: torch.Tensor, temperature: float
+) -> None:
+    """Check the operands that all losses have."""
     operand_checks.floating("hidden", hidden_TD, dims=2)
     operand_checks.floating("rows", rows_UD, dims=2)
     operand_checks.like(
@@ -96,24 +111,3 @@ def _check_common(
         "targets", targets_T, rows_UD.shape[0], shape=(hidden_TD.shape[0],), device=hidden_TD.device
     )
     operand_checks.positive("temperature", temperature)
-    if target_log_q_T is None:
-        return None
-    operand_checks.like("target_log_q", target_log_q_T, "hidden", hidden_TD, (hidden_TD.shape[0],))
-    return target_log_q_T.detach()
-
-
-def _check_negatives(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    negatives: torch.Tensor,
-    shape: tuple[int | None, ...],
-    log_q: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Check the negatives of a loss; returns their log_q without gradient."""
-    operand_checks.index(
-        "negatives", negatives, rows_UD.shape[0], shape=shape, device=hidden_TD.device
-    )
-    if log_q is None:
-        return None
-    operand_checks.like("negative_log_q", log_q, "hidden", hidden_TD, tuple(negatives.shape))
-    return log_q.detach()

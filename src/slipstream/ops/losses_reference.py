@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from slipstream.ops.losses_types import SoftmaxInputs
+
 VALUES_PER_SLICE = 1 << 23
 
 
@@ -47,16 +49,9 @@ def target_loss(
     return torch.logsumexp(logits, dim=1) - target_T1.squeeze(1)
 
 
-def sampled_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_TR: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_TR: torch.Tensor | None,
-) -> torch.Tensor:
+def sampled_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """Each token against its own negatives."""
+    hidden_TD, rows_UD, temperature = inputs.hidden_TD, inputs.rows_UD, inputs.temperature
 
     def piece(
         h_TD: torch.Tensor,
@@ -70,31 +65,26 @@ def sampled_softmax_loss(
         target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
         return target_loss(target_T1, subtract(negative_TR, nq_TR), n_TR == t_T.unsqueeze(1))
 
-    values_per_token = (negatives_TR.shape[1] + 1) * max(hidden_TD.shape[1], 1)
-    per_token = (hidden_TD, targets_T, negatives_TR, target_log_q_T, negative_log_q_TR)
-    return sliced(piece, len(hidden_TD), values_per_token, *per_token)
+    values_per_token = (inputs.negatives.shape[1] + 1) * max(hidden_TD.shape[1], 1)
+    operands = (inputs.targets_T, inputs.negatives, inputs.target_log_q_T, inputs.negative_log_q)
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, *operands)
 
 
-def shared_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_R: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_R: torch.Tensor | None,
-) -> torch.Tensor:
+def shared_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """All tokens against one set of negatives."""
+    hidden_TD, rows_UD, temperature = inputs.hidden_TD, inputs.rows_UD, inputs.temperature
+    negatives_R = inputs.negatives
 
     def piece(h_TD: torch.Tensor, t_T: torch.Tensor, tq_T: torch.Tensor | None) -> torch.Tensor:
         target_T1 = (h_TD * rows_UD[t_T]).sum(dim=1, keepdim=True) / temperature
         negative_TR = h_TD @ rows_UD[negatives_R].T / temperature
         target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
-        negative_TR = subtract(negative_TR, negative_log_q_R)
+        negative_TR = subtract(negative_TR, inputs.negative_log_q)
         return target_loss(target_T1, negative_TR, negatives_R == t_T.unsqueeze(1))
 
     values_per_token = len(negatives_R) + hidden_TD.shape[1]
-    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, targets_T, target_log_q_T)
+    operands = (inputs.targets_T, inputs.target_log_q_T)
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, *operands)
 
 
 def full_softmax_loss(

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.ops.kernel_call import apply, kernel
+from slipstream.ops.losses_types import SoftmaxInputs
 from slipstream.ops.rows_native import check_count, scatter_rows
 
 # 4 MB of logits: large enough for the matrix product, small enough for the cache.
@@ -116,20 +117,17 @@ class _SharedSoftmax(torch.autograd.Function):
         ctx: FunctionCtx,
         hidden_TD: torch.Tensor,
         rows_UD: torch.Tensor,
-        targets_T: torch.Tensor,
-        negatives_R: torch.Tensor,
-        temperature: float,
-        target_log_q_T: torch.Tensor | None,
-        negative_log_q_R: torch.Tensor | None,
+        inputs: SoftmaxInputs,
     ) -> torch.Tensor:
+        targets_T, negatives_R, temperature = inputs.targets_T, inputs.negatives, inputs.temperature
         hidden_TD, small_T = hidden_TD.contiguous(), targets_T.to(torch.int32).contiguous()
-        ids_R = negatives_R.to(torch.int32).contiguous()
-        log_q_R = None if negative_log_q_R is None else negative_log_q_R.contiguous()
+        ids_R, log_q_R = negatives_R.to(torch.int32).contiguous(), inputs.negative_log_q
+        log_q_R = None if log_q_R is None else log_q_R.contiguous()
         check_count(len(rows_UD), "rows")
         columns = _Columns(rows_UD.index_select(0, negatives_R), ids_R, log_q_R, temperature)
         target_TD = rows_UD.index_select(0, targets_T)
         own_T = torch.linalg.vecdot(hidden_TD, target_TD) / temperature
-        own_T = own_T if target_log_q_T is None else own_T - target_log_q_T
+        own_T = own_T if inputs.target_log_q_T is None else own_T - inputs.target_log_q_T
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, own_T.contiguous())
         saved = (
             hidden_TD, columns.rows_CD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2,
@@ -153,7 +151,7 @@ class _SharedSoftmax(torch.autograd.Function):
         grad_hidden_TD.addcmul_(own_grad_T.unsqueeze(1), target_TD)
         grad_rows_UD = scatter_rows(hidden_TD, targets_T, own_grad_T, ctx.num_rows)  # type: ignore[attr-defined]
         scatter_rows(grad_rows_RD, negatives_R, None, len(grad_rows_UD), into_UD=grad_rows_UD)
-        return grad_hidden_TD, grad_rows_UD, None, None, None, None, None
+        return grad_hidden_TD, grad_rows_UD, None
 
 
 def full_softmax_loss(
@@ -163,23 +161,6 @@ def full_softmax_loss(
     return apply(_FullSoftmax, hidden_TD, rows_ND, targets_T, temperature)
 
 
-def shared_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_R: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_R: torch.Tensor | None,
-) -> torch.Tensor:
+def shared_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """All tokens against one set of negatives."""
-    return apply(
-        _SharedSoftmax,
-        hidden_TD,
-        rows_UD,
-        targets_T,
-        negatives_R,
-        temperature,
-        target_log_q_T,
-        negative_log_q_R,
-    )
+    return apply(_SharedSoftmax, inputs.hidden_TD, inputs.rows_UD, inputs)

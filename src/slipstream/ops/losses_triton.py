@@ -17,6 +17,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from slipstream.ops.kernel_call import apply
+from slipstream.ops.losses_types import SoftmaxInputs
 
 _BLOCK_NEGATIVES = 32
 _BLOCK_ENTRIES = 32
@@ -140,18 +141,11 @@ class _TritonSampledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_TD: torch.Tensor,
-        rows_UD: torch.Tensor,
-        targets_T: torch.Tensor,
-        negatives_TR: torch.Tensor,
-        temperature: float,
-        target_log_q_T: torch.Tensor | None,
-        negative_log_q_TR: torch.Tensor | None,
+        ctx: Any, hidden_TD: torch.Tensor, rows_UD: torch.Tensor, inputs: SoftmaxInputs
     ) -> torch.Tensor:
-        hidden_TD, rows_UD, targets_T, negatives_TR = (
-            x.contiguous() for x in (hidden_TD, rows_UD, targets_T, negatives_TR)
-        )
+        hidden_TD, rows_UD = hidden_TD.contiguous(), rows_UD.contiguous()
+        targets_T, negatives_TR = inputs.targets_T.contiguous(), inputs.negatives.contiguous()
+        target_log_q_T, negative_log_q_TR = inputs.target_log_q_T, inputs.negative_log_q
         (tokens, width), negatives = hidden_TD.shape, negatives_TR.shape[1]
         loss_T, log_sum_T = hidden_TD.new_empty(tokens), hidden_TD.new_empty(tokens)
         logits_TR = hidden_TD.new_empty(tokens, negatives)
@@ -160,13 +154,13 @@ class _TritonSampledSoftmax(torch.autograd.Function):
                 hidden_TD, rows_UD, targets_T, negatives_TR,
                 hidden_TD if target_log_q_T is None else target_log_q_T.contiguous(),
                 hidden_TD if negative_log_q_TR is None else negative_log_q_TR.contiguous(),
-                loss_T, logits_TR, log_sum_T, negatives, width, 1.0 / temperature,
+                loss_T, logits_TR, log_sum_T, negatives, width, 1.0 / inputs.temperature,
                 HAS_TARGET_Q=target_log_q_T is not None,
                 HAS_NEGATIVE_Q=negative_log_q_TR is not None,
                 BLOCK_R=_BLOCK_NEGATIVES, BLOCK_D=triton.next_power_of_2(max(width, 1)),
             )  # fmt: skip
         ctx.save_for_backward(hidden_TD, rows_UD, targets_T, negatives_TR, logits_TR, log_sum_T)
-        ctx.temperature = temperature
+        ctx.temperature = inputs.temperature
         return loss_T
 
     @staticmethod
@@ -186,26 +180,9 @@ class _TritonSampledSoftmax(torch.autograd.Function):
         index_TE = torch.cat([targets_T.unsqueeze(1), negatives_TR], dim=1)
         weights_TE = torch.cat([target_weights_T.unsqueeze(1), weights_TR], dim=1)
         grad_rows_UD = _rows_gradient(hidden_TD, index_TE, weights_TE, rows_UD.shape[0])
-        return grad_hidden_TD, grad_rows_UD, None, None, None, None, None
+        return grad_hidden_TD, grad_rows_UD, None
 
 
-def sampled_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_TR: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_TR: torch.Tensor | None,
-) -> torch.Tensor:
+def sampled_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """Each token against its own negatives."""
-    return apply(
-        _TritonSampledSoftmax,
-        hidden_TD,
-        rows_UD,
-        targets_T,
-        negatives_TR,
-        temperature,
-        target_log_q_T,
-        negative_log_q_TR,
-    )
+    return apply(_TritonSampledSoftmax, inputs.hidden_TD, inputs.rows_UD, inputs)

@@ -45,7 +45,7 @@ def scatter_rows(
     copies_size = threads * (num_rows + 1) * stride
     if (
         into_UD is None
-        and copies_size * 4 <= _COPIES_BYTES
+        and 0 < copies_size * 4 <= _COPIES_BYTES
         and index_TR.numel() > 2 * threads * num_rows
     ):
         out_UD = source_TD.new_empty(num_rows, width)
