@@ -1,4 +1,5 @@
-// Fills an array with counter-based uniform numbers (initial embedding rows, dropout masks in tests).
+// Fills an array with counter-based uniform numbers (initial embedding rows, dropout masks in
+// tests).
 #include "counter_random.h"
 #include "kernels.h"
 

@@ -1,7 +1,7 @@
 // Every function that Python calls: plain C names, no exceptions across the border.
 //
-// slipstream/ops/kernel_signatures.py repeats these declarations for ctypes; a test compares the two
-// lists. The compiler compares them with the definitions, which repeat SLIPSTREAM_API.
+// slipstream/ops/kernel_signatures.py repeats these declarations for ctypes; a test compares the
+// two lists. The compiler compares them with the definitions, which repeat SLIPSTREAM_API.
 #pragma once
 #include <cstdint>
 

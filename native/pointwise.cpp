@@ -1,5 +1,5 @@
-// The operators around attention, one pass each: bias + SiLU, norm x weight x gate x dropout, dropout. Masks come from
-// counter_random.h and are recomputed in backward, never stored.
+// The operators around attention, one pass each: bias + SiLU, norm x weight x gate x dropout,
+// dropout. Masks come from counter_random.h and are recomputed in backward, never stored.
 #include <omp.h>
 
 #include <cmath>
@@ -14,7 +14,8 @@ using namespace slipstream::simd;
 
 inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// Applies a function of vectors to columns [0, width), the rest through a padded copy. The function gets the column it starts at.
+// Applies a function of vectors to columns [0, width), the rest through a padded copy. The function
+// gets the column it starts at.
 template <typename Function>
 void over_columns(const float* in, float* out, int64_t width, Function function) {
     int64_t d = 0;
@@ -51,7 +52,8 @@ inline Words mixed(Words x) {
     return x ^ (x >> 31);
 }
 
-// What each column of a token is multiplied by: 0 or 1 / (1 - p). The vectors are slipstream::mix64 for several columns at once.
+// What each column of a token is multiplied by: 0 or 1 / (1 - p). The vectors compute
+// slipstream::mix64 for several columns at once.
 void fill_mask(const Dropout& dropout, int64_t token_id, int64_t width, float* mask) {
     const uint64_t state = slipstream::row_state(dropout.seed, static_cast<uint64_t>(token_id));
     const int32_t threshold = static_cast<int32_t>(dropout.threshold);
@@ -119,7 +121,8 @@ SLIPSTREAM_API void ss_dropout(const float* x, const int64_t* token_ids, int64_t
     }
 }
 
-// out = norm(x) * weight * gate * mask; weight, gate and token_ids may be NULL. moments: [tokens, 2], mean and 1 / deviation.
+// out = norm(x) * weight * gate * mask; weight, gate and token_ids may be NULL. moments: [tokens,
+// 2], mean and 1 / deviation.
 SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, const float* weight, const int64_t* token_ids, int64_t seed,
                                          float p, float scale, int centred, float eps, float* out, float* moments, int64_t tokens,
                                          int64_t width, float* masks, int threads) {
@@ -145,7 +148,8 @@ SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, cons
     }
 }
 
-// d_gate may be NULL (no gate); d_weights is [threads, width] of partial sums, zeroed by the caller, or NULL. scratch: [threads, 2, width].
+// d_gate may be NULL (no gate); d_weights is [threads, width] of partial sums, zeroed by the
+// caller, or NULL. scratch: [threads, 2, width].
 SLIPSTREAM_API void ss_norm_gate_backward(const float* x, const float* gate, const float* weight, const int64_t* token_ids,
                                           int64_t seed, float p, float scale, int centred, const float* moments, const float* grad,
                                           float* d_x, float* d_gate, float* d_weights, int64_t tokens, int64_t width, float* scratch,

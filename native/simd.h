@@ -1,5 +1,6 @@
-// Short vectors for kernels over embedding rows: load, store, sum, exponential, dot products and scaled additions.
-// GCC vector extensions, so one source serves SSE, AVX2 and AVX-512. Everything is static: each source file has its own copy.
+// Short vectors for kernels over embedding rows: load, store, sum, exponential, dot products and
+// scaled additions. GCC vector extensions, so one source serves SSE, AVX2 and AVX-512. Everything
+// is static: each source file has its own copy.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -58,8 +59,9 @@ static inline Quad sum4(Floats a, Floats b, Floats c, Floats d) {
     return __builtin_shufflevector(pq, rs, 0, 1, 4, 5) + __builtin_shufflevector(pq, rs, 2, 3, 6, 7);
 }
 
-// What is left of a row after its whole vectors. A row of at least one vector is finished by loading its last kLanes values once
-// more and masking those already done; `scalars` counts the values of rows too short for that.
+// What is left of a row after its whole vectors. A row of at least one vector is finished by
+// loading its last kLanes values once more and masking those already done; `scalars` counts the
+// values of rows too short for that.
 struct Tail {
     int64_t whole;    // values in whole vectors
     int64_t at;       // where the last, overlapping vector starts (unused where scalars > 0)
@@ -83,7 +85,8 @@ static inline float largest(Floats v) {
     return best;
 }
 
-// e^x, relative error below 2e-7; 0 under -87, NaN stays NaN. Clamped above 88, where callers never go in earnest.
+// e^x, relative error below 2e-7; 0 under -87, NaN stays NaN. Clamped above 88, which callers do
+// not reach.
 static inline Floats exponential(Floats x) {
     const Ints tiny = x < splat(-87.0f);
     x = x > splat(88.0f) ? splat(88.0f) : x;
@@ -130,7 +133,8 @@ static inline void dot4(const float* a, const float* const* b, const Tail& tail,
     std::memcpy(out, &total, sizeof(total));
 }
 
-// to += w * from. The rest goes one by one: an overlapping vector would wait for the store before it.
+// to += w * from. The rest goes one by one: an overlapping vector would wait for the store before
+// it.
 static inline void add_scaled(float* to, const float* from, float w, int64_t width) {
     int64_t d = 0;
     for (; d + kLanes <= width; d += kLanes) store(to + d, load(to + d) + load(from + d) * w);

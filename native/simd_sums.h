@@ -1,5 +1,6 @@
-// As many horizontal sums as a vector has lanes, at once: sums_of(v)[i] is the sum of the lanes of v[i].
-// Every step adds the halves of two vectors into one, so sixteen sums cost fifteen additions and thirty shuffles.
+// As many horizontal sums as a vector has lanes, at once: sums_of(v)[i] is the sum of the lanes of
+// v[i]. Every step adds the halves of two vectors into one, so sixteen sums cost fifteen additions
+// and thirty shuffles.
 #pragma once
 #include <type_traits>
 
@@ -46,7 +47,8 @@ static inline Floats sums_of(const Floats* v) { return sum4(v[0], v[1], v[2], v[
 
 constexpr int kKept = kLanes == 16 ? 16 : 8;  // vectors that stay in registers over a loop
 
-// run(how many, from where) over `vectors` columns: kMost at a time, then what is left in halves of it.
+// run(how many, from where) over `vectors` columns: kMost at a time, then what is left in halves of
+// it.
 template <int kMost, class Run>
 static inline void column_passes(int64_t vectors, const Run& run, int64_t at = 0) {
     for (; at + kMost <= vectors; at += kMost) run(std::integral_constant<int, kMost>{}, at);

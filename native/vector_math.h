@@ -31,7 +31,8 @@ inline vf clamp(vf x, float low, float high) {
 #endif
 }
 
-// 1 / x for positive normal x: the hardware's estimate and one Newton step (relative error below 2e-7), or a plain division.
+// 1 / x for positive normal x: the hardware's estimate and one Newton step (relative error below
+// 2e-7), or a plain division.
 inline vf reciprocal(vf x) {
 #if defined(__AVX512F__)
     const vf r = (vf)_mm512_rcp14_ps((__m512)x);
@@ -46,8 +47,9 @@ inline vf reciprocal(vf x) {
 
 #define SLIPSTREAM_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
-// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone is a long chain that leaves the
-// arithmetic units waiting. 2^f on [-1/2, 1/2] by a polynomial, the whole part through the exponent bits.
+// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone
+// is a long chain that leaves the arithmetic units waiting. 2^f on [-1/2, 1/2] by a polynomial, the
+// whole part through the exponent bits.
 template <int N>
 inline __attribute__((always_inline)) void sigmoid(const vf (&x)[N], vf (&s)[N]) {
     const float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits

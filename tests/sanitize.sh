@@ -10,6 +10,14 @@ cxx=${CXX:-g++}
 build=build/sanitize
 flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
 
+# One instruction set is built and tested: the best of this CPU, or the one given.
+if [ -z "${SLIPSTREAM_NATIVE_LEVEL:-}" ]; then
+    SLIPSTREAM_NATIVE_LEVEL=$("$python" -c "import torch
+best = torch.backends.cpu.get_cpu_capability()
+print({'AVX512': 'avx512', 'AVX2': 'avx2'}.get(best, 'baseline'))")
+fi
+export SLIPSTREAM_NATIVE_LEVEL
+echo "operator tests under the sanitizers, instruction set $SLIPSTREAM_NATIVE_LEVEL"
 CFLAGS="$flags" CXXFLAGS="$flags" LDFLAGS="$flags" "$python" setup.py -q build_ext \
     --build-lib "$build/lib" --build-temp "$build/temp"
 SLIPSTREAM_NATIVE_DIR=$PWD/$build/lib/slipstream/ops
