@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test-fast test test-slow check bench peers ray clean
+.PHONY: setup demo test-fast test test-slow check sanitize bench peers ray clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ test: check
 # Soaks, full matrices, every command of the guides, the kernels under sanitizers: at most forty minutes.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# Kernels built with the address and undefined-behaviour sanitizers, and the operator tests under them.
+sanitize: $(STAMP)
+	tests/sanitize.sh $(BIN)/python
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all

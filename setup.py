@@ -5,6 +5,7 @@ instruction set the compiler does not know) the install still succeeds and the r
 """
 
 import glob
+import os
 import platform
 
 from setuptools import Extension, setup
@@ -17,6 +18,7 @@ COMMON = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fvisibility=hidden",
+    "-Wno-maybe-uninitialized",  # GCC 12 warns of its own AVX-512 headers, thousands of lines
 ]
 LEVELS = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -30,6 +32,13 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "-mbmi2",
         "-mf16c",
     ]
+
+# SLIPSTREAM_NATIVE_LEVEL builds one level only, as it loads one level only.
+LEVELS = {
+    level: flags
+    for level, flags in LEVELS.items()
+    if level == os.environ.get("SLIPSTREAM_NATIVE_LEVEL", level)
+}
 
 setup(
     ext_modules=[

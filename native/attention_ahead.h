@@ -1,6 +1,8 @@
-// Memory that will soon be needed, asked for a few cache lines at a time while the arithmetic of the present block runs.
+// Prefetches the memory of the next block, a few cache lines at a time, while the present block is
+// computed.
 //
-// A block of queries reads and writes rows that no cache holds yet; fetched when they are needed they cost a tenth of all time.
+// A block of queries reads and writes rows that no cache holds yet; waiting for them would cost a
+// tenth of the time.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +11,7 @@ namespace slipstream {
 
 class Ahead {
   public:
-    // Forgets what was not asked for; the next ranges will be spread over `calls` calls of `some`.
+    // Drops what was not prefetched yet; the next ranges are spread over `calls` calls of `some`.
     void start(int64_t calls) {
         count_ = at_ = 0;
         lines_ = 0;
@@ -23,9 +25,9 @@ class Ahead {
         lines_ += (end - begin + LINE - 1) / LINE;
         share_ = (lines_ + calls_ - 1) / calls_;
     }
-    // Asks for the next share of lines.
+    // Prefetches the next share of lines.
     void some() { ask(share_); }
-    // Asks for all that is left.
+    // Prefetches all that is left.
     void rest() { ask(lines_); }
 
   private:

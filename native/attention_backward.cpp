@@ -1,15 +1,16 @@
-// Attention backward: scores are computed again tile by tile, so nothing was kept from the forward pass.
+// Attention backward: scores are computed again tile by tile, so the forward pass keeps nothing.
 //
-// For a block of queries and a tile of keys, per head: scores S = QK^T and dP = dO V^T, weights P = SiLU(S) and dS = dP SiLU'(S),
-// then dQ += dS K for the block, dV += P^T dO and dK += dS^T Q for the tile. The bias gradient is dS summed over heads.
-// FuXi's two bias maps M have channels of their own: dV += M^T dO, and dM = dO V^T summed over heads.
+// For a block of queries and a tile of keys, per head: scores S = QK^T and dP = dO V^T, weights P =
+// SiLU(S) and dS = dP SiLU'(S), then dQ += dS K for the block, dV += P^T dO and dK += dS^T Q for
+// the tile. The bias gradient is dS summed over heads. FuXi's two bias maps M have channels of
+// their own: dV += M^T dO, and dM = dO V^T summed over heads.
 #include <atomic>
 #include <memory>
 
 #include "attention_ahead.h"
 #include "attention_bias.h"
 #include "attention_weigh.h"
-#include "export.h"
+#include "kernels.h"
 
 namespace slipstream {
 namespace {
@@ -21,7 +22,8 @@ struct Shape {
           value_padded(round_up(c.value_width, W)), key_stride(c.heads * c.key_width), value_stride(c.heads * c.value_width), channels(c.channels) {}
 };
 
-// Scratch of a task, head by head. Gradients stand in the caller's tensors, or here where a head's width is no multiple of a vector.
+// Scratch of a task, head by head. Gradients stand in the caller's tensors, or here where a head's
+// width is no multiple of a vector.
 struct Buffers {
     int64_t n, key_rows, value_rows, keys_t_size, values_t_size, q_size, o_size, channel_size;
     bool keys_in_place, values_in_place;
@@ -48,7 +50,8 @@ struct Buffers {
         if (!keys_in_place) grad_queries = {s.take(heads_ * q_size), q_size, shape.key_padded};
         if (!values_in_place) grad_values = {s.take(heads_ * value_rows), value_rows, shape.value_padded};
     }
-    // Clears the gradients of keys that no tile holds or no query sees: candidates, and what lies before the first window.
+    // Clears the gradients of keys that no tile holds or no query sees: candidates, and what lies
+    // before the first window.
     void clear_unseen(const Shape& shape, const Sequence& s, int64_t window) const {
         const int64_t seen = s.queries ? RowBlock(s, window, 0).low[0] : s.history;
         grad_keys.clear(heads_, 0, seen, shape.key_padded), grad_keys.clear(heads_, s.history, s.keys, shape.key_padded);
@@ -89,13 +92,15 @@ inline void times_values(const Shape& shape, const Head& head, const float* grad
                                 head.values_t + range.first * shape.value_width, W2, W2 * shape.value_width, to + range.first, LD);
 }
 
-// Where the gradients of a tile's keys stand. No earlier block has seen the keys from `fresh` on: they are written, not added to.
+// Where the gradients of a tile's keys stand. No earlier block has seen the keys from `fresh` on:
+// they are written, not added to.
 struct KeyRows {
     float* first;
     int64_t stride, fresh;
 };
 
-// grad[key] += sum over rows of map[row][key] * rows[row], for every key of the tile and the rows that see it.
+// grad[key] += sum over rows of map[row][key] * rows[row], for every key of the tile and the rows
+// that see it.
 inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, const float* map, const float* rows, const KeyRows& grad,
                           Ahead& ahead) {
     const int64_t end = std::min<int64_t>(KEYS, block.tile_end() - tile);
@@ -171,7 +176,7 @@ void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& 
     if (position) add_over_keys(block, tile, shape.value_padded, position, head.grad_out + 2 * buf.channel_size, values, t.ahead);
 }
 
-// A candidate's own key, which no tile holds.
+// Adds a candidate's own key, which no tile holds.
 void add_self(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
               const Shape& shape, const Buffers& buf, BiasGradients& bias_grads) {
     for (int64_t r = 0; r < block.rows; ++r) {
@@ -204,7 +209,8 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
-// Keys and values from `row` on until at least `end`, a few of every head at a time, in the order of memory. Returns where it ended.
+// Packs keys and values from `row` on until at least `end`, a few of every head at a time, in
+// memory order. Returns where it ended.
 SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf,
                                       int64_t row, int64_t end) {
     for (; row < end; row += W2) {
@@ -223,8 +229,8 @@ SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& tas
     return row;
 }
 
-// What is read next: rows of this sequence, or the first ones of the next task.
-void ask_for_block(const AttentionCall& call, const Sequence& s, const Shape& shape, int64_t query, int64_t key, Ahead& ahead) {
+// Prefetches what is read next: rows of this sequence, or the first ones of the next task.
+void prefetch_block(const AttentionCall& call, const Sequence& s, const Shape& shape, int64_t query, int64_t key, Ahead& ahead) {
     const int64_t queries = std::min<int64_t>(ROWS, s.queries - query), keys = std::min<int64_t>(ROWS, s.history - key);
     const int64_t row = s.q0 + query;
     ahead.add(call.k + (s.k0 + key) * shape.key_stride, keys * shape.key_stride);
@@ -233,15 +239,15 @@ void ask_for_block(const AttentionCall& call, const Sequence& s, const Shape& sh
     ahead.add(call.grad_out + row * shape.channels * shape.value_stride, queries * shape.channels * shape.value_stride);
 }
 
-// What is written in the end: this block's rows.
-void ask_for_gradients(const AttentionCall& call, const Sequence& s, const Shape& shape, const RowBlock& block, Ahead& ahead) {
+// Prefetches what this block writes.
+void prefetch_gradients(const AttentionCall& call, const Sequence& s, const Shape& shape, const RowBlock& block, Ahead& ahead) {
     const int64_t row = s.q0 + block.first, keys = std::min(block.rows, s.keys - block.first);
     ahead.add(call.grad_q + row * shape.key_stride, block.rows * shape.key_stride);
     ahead.add(call.grad_k + (s.k0 + block.first) * shape.key_stride, keys * shape.key_stride);
     ahead.add(call.grad_v + (s.k0 + block.first) * shape.value_stride, keys * shape.value_stride);
 }
 
-// The block's queries and output gradients, likewise.
+// Packs the block's queries and output gradients, a few rows of every head at a time.
 SLIPSTREAM_NOINLINE void pack_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const Shape& shape,
                                     const Buffers& buf) {
     for (int64_t r = 0; r < block.rows; r += MR) {
@@ -299,12 +305,12 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
         const RowBlock block(s, call.window, start);
         packed = pack_keys(call, task, s, shape, buf, packed, block.tile_end());
         tiles.ahead.start(2 * heads * block.rows * (block.tile_end() - block.tile_begin()) / (KEYS * MR));
-        ask_for_gradients(call, s, shape, block, tiles.ahead);
+        prefetch_gradients(call, s, shape, block, tiles.ahead);
         start = block.end();
         if (start < s.queries)
-            ask_for_block(call, s, shape, start, packed, tiles.ahead);
+            prefetch_block(call, s, shape, start, packed, tiles.ahead);
         else if (next)
-            ask_for_block(call, sequence_of(call, next->sequence), shape, 0, 0, tiles.ahead);
+            prefetch_block(call, sequence_of(call, next->sequence), shape, 0, 0, tiles.ahead);
         run_block(call, task, s, block, tables, shape, buf, tiles, bias_grads);
         buf.fresh = block.tile_end();
     }

@@ -1,8 +1,9 @@
 // Relative position and time bias of a tile, and their gradients, in one walk down the rows.
 //
-// Seen down a column, a key's time bucket changes rarely. So each column remembers its bucket and the query time at which the next
-// one begins: a row costs one comparison per vector of columns, and only the columns that change are looked up. The changes are
-// noted; the gradient sums a column until its bucket changes. Nothing is gathered or scattered element by element.
+// Seen down a column, a key's time bucket changes rarely. So each column remembers its bucket and
+// the query time at which the next one begins: a row costs one comparison per vector of columns,
+// and only the columns that change are looked up. The changes are recorded; the gradient sums a
+// column until its bucket changes. Nothing is gathered or scattered element by element.
 #pragma once
 #include <vector>
 
@@ -10,8 +11,9 @@
 
 namespace slipstream {
 
-// The bucket of |dt|: a guess from the leading bits of its float (an eighth of an octave, which holds at most one border), one step up
-// if |dt| lies beyond that border, both without a branch; the exact integer borders have the last word.
+// The bucket of |dt|: a guess from the leading bits of its float (an eighth of an octave, which
+// holds at most one border), one step up if |dt| lies beyond that border, both without a branch;
+// the exact integer borders then correct the guess.
 class TimeBuckets {
   public:
     TimeBuckets(const int64_t* borders, int64_t entries) : borders_(borders), next_(entries, UINT64_MAX) {
@@ -52,7 +54,7 @@ inline uint64_t time_apart(int64_t a, int64_t b) {
     return a > b ? static_cast<uint64_t>(a) - static_cast<uint64_t>(b) : static_cast<uint64_t>(b) - static_cast<uint64_t>(a);
 }
 
-// Position bias by distance, turned round so that it runs along the keys of a row: at(position)[key].
+// Position bias by distance, reversed so that it runs along the keys of a row: at(position)[key].
 class PositionTable {
   public:
     PositionTable(const float* table, int64_t entries, int64_t longest) : size_(longest) {
@@ -89,7 +91,8 @@ struct BiasGradients {
         : distance(t.position.present() ? t.position.size() + 1 : 0), bucket(t.time ? entries : 0) {}
 };
 
-// The bins' partial sums, added in their fixed order, into the gradients of the tables (distances beyond the table meet at its end).
+// The bins' partial sums, added in their fixed order, into the gradients of the tables (distances
+// beyond the table share its last entry).
 inline void add_up(const AttentionCall& call, const std::vector<BiasGradients>& partial) {
     std::vector<double> position(call.grad_position ? call.position_entries : 0), time(call.grad_time ? call.time_entries : 0);
     const int64_t n = (call.position_entries + 1) / 2;
@@ -115,7 +118,8 @@ class BiasTile {
     alignas(64) float gradient[ROWS * LD];  // theirs, summed over heads by the caller
     alignas(64) float position_values[ROWS * LD], position_gradient[ROWS * LD];  // the position map (FuXi only)
 
-    // Fills `values` over every panel's computed columns. With `note`, remembers the changes of buckets for `add_time_gradient`.
+    // Fills `values` over every panel's computed columns. With `note`, records the changes of
+    // buckets for `add_time_gradient`.
     SLIPSTREAM_NOINLINE void fill(const AttentionCall& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
               bool with_position, bool note) {
         tables_ = &tables, block_ = &block, tile_ = tile;
@@ -138,7 +142,8 @@ class BiasTile {
         row_begin_[block.rows] = num_changes_;
     }
 
-    // FuXi's maps multiply the values themselves: the position map, and both maps zero where nothing is seen.
+    // FuXi's maps multiply the values themselves: the position map, and both maps zero where
+    // nothing is seen.
     void fill_maps() {
         if (tables_->position.present())
             for_rows([&](int64_t r, const PanelRange& range) {
@@ -149,14 +154,15 @@ class BiasTile {
         mask(position_values);
     }
 
-    // Zero outside the keys each row sees, and a little beyond the computed columns, which the products over rows may touch.
+    // Zero outside the keys each row sees, and a little beyond the computed columns, which the
+    // products over rows may touch.
     void mask(float* map) const {
         for_rows([&](int64_t r, const PanelRange& range) {
             clear_unseen(map + r * LD, range, block_->low[r] - tile_, block_->high[r] - tile_);
         });
     }
 
-    // distance[d] += the gradient of every pair d apart; `along` is turned round like PositionTable.
+    // distance[d] += the gradient of every pair d apart; `along` is reversed like PositionTable.
     SLIPSTREAM_NOINLINE void add_position_gradient(float* along, const float* from) const {
         for_rows([&](int64_t r, const PanelRange& range) {
             float* to = along + tables_->position.size() - block_->position[r] + tile_;
@@ -194,7 +200,8 @@ class BiasTile {
         }
     }
 
-    // Whether no query time falls and none lies before a key it sees: then buckets only grow down a column.
+    // Whether no query time falls and none lies before a key it sees: then buckets only grow down a
+    // column.
     bool in_order(const AttentionCall& call, const Sequence& s) const {
         const int64_t* queries = call.q_times + s.q0 + block_->first;
         for (int64_t r = 1; r < block_->rows; ++r)
@@ -232,7 +239,8 @@ class BiasTile {
         set(c, bucket);
     }
 
-    // Columns that change are rare and scattered: they are found 64 at a time without a branch, then visited bit by bit.
+    // Columns that change are rare and scattered: they are found 64 at a time without a branch,
+    // then visited bit by bit.
     void step_sorted(int64_t time, const PanelRange& range, bool note) {
         for (int64_t begin = range.first; begin < range.last; begin += 64) {
             const int64_t columns = std::min<int64_t>(64, range.last - begin);

@@ -1,15 +1,16 @@
-// Attention forward over jagged sequences, tile by tile: HSTU's SiLU(scale q·k + bias) / divisor · v, and FuXi's three channels
-// SiLU(scale q·k) / divisor · v, time bias · v, position bias · v.
+// Attention forward over jagged sequences, tile by tile: HSTU's SiLU(scale q·k + bias) / divisor ·
+// v, and FuXi's three channels SiLU(scale q·k) / divisor · v, time bias · v, position bias · v.
 //
-// For a block of queries and a tile of keys the bias is made once and used by all heads. Six rows of scores are computed, turned
-// into weights and multiplied with the values while they are still in the first-level cache.
+// For a block of queries and a tile of keys the bias is made once and used by all heads. Six rows
+// of scores are computed, turned into weights and multiplied with the values while they are still
+// in the first-level cache.
 #include <atomic>
 #include <memory>
 
 #include "attention_ahead.h"
 #include "attention_bias.h"
 #include "attention_weigh.h"
-#include "export.h"
+#include "kernels.h"
 
 namespace slipstream {
 namespace {
@@ -64,7 +65,7 @@ void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
-// A candidate's own key, which no tile holds.
+// Adds a candidate's own key, which no tile holds.
 void add_self(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
               const Buffers& buf) {
     for (int64_t r = 0; r < block.rows; ++r) {
@@ -89,7 +90,8 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
-// Keys and values from `row` on until at least `end`, a few of every head at a time, in the order of memory. Returns where it ended.
+// Packs keys and values from `row` on until at least `end`, a few of every head at a time, in
+// memory order. Returns where it ended.
 SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& task, const Sequence& s, const Buffers& buf, int64_t padded,
                                       int64_t row, int64_t end) {
     const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
@@ -108,8 +110,8 @@ SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& tas
     return row;
 }
 
-// What is read next: rows of this sequence, or the first ones of the next task.
-void ask_for_block(const AttentionCall& call, const Sequence& s, int64_t query, int64_t key, Ahead& ahead) {
+// Prefetches what is read next: rows of this sequence, or the first ones of the next task.
+void prefetch_block(const AttentionCall& call, const Sequence& s, int64_t query, int64_t key, Ahead& ahead) {
     const int64_t queries = std::min<int64_t>(ROWS, s.queries - query);
     const int64_t keys = std::min<int64_t>(ROWS, s.history - key);
     ahead.add(call.q + (s.q0 + query) * call.heads * call.key_width, queries * call.heads * call.key_width);
@@ -163,9 +165,9 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
         ahead.add(call.out + (s.q0 + start) * call.channels * v_stride, block.rows * call.channels * v_stride);
         start = block.end();
         if (start < s.queries)
-            ask_for_block(call, s, start, packed, ahead);
+            prefetch_block(call, s, start, packed, ahead);
         else if (next)
-            ask_for_block(call, sequence_of(call, next->sequence), 0, 0, ahead);
+            prefetch_block(call, sequence_of(call, next->sequence), 0, 0, ahead);
         run_block(call, task, s, block, tables, bias, ahead, buf, padded);
     }
 }

@@ -1,4 +1,5 @@
-// The shape of one attention call: who sees whom, how the work is cut into tasks, and the scratch memory of a thread.
+// The shape of one attention call: who sees whom, how the work is cut into tasks, and the scratch
+// memory of a thread.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -43,7 +44,8 @@ inline Sequence sequence_of(const AttentionCall& call, int64_t b) {
     return {q0, k0, call.q_offsets[b + 1] - q0, keys, keys - (call.candidates ? call.candidates[b] : 0)};
 }
 
-// Rows of every head, where a product adds to: the caller's tensor itself, or scratch where a head's width is no multiple of a vector.
+// Rows of every head, where a product adds to: the caller's tensor itself, or scratch where a
+// head's width is no multiple of a vector.
 struct Rows {
     float* first;
     int64_t head_step, stride;
@@ -54,7 +56,8 @@ struct Rows {
     }
 };
 
-// One block of query rows: the keys [low, high) each row sees (a candidate sees itself besides), and the row's position.
+// One block of query rows: the keys [low, high) each row sees (a candidate sees itself besides),
+// and the row's position.
 struct RowBlock {
     int64_t first, rows;
     int64_t low[ROWS], high[ROWS], position[ROWS];
@@ -74,14 +77,15 @@ struct RowBlock {
         }
     }
     int panel(int64_t r) const { return panel_rows(rows - r); }
-    // The tiles that some row of the block sees: both ends grow from row to row.
     // Whether `tile` is the first in which the panel at row r sees keys.
     bool begins(int64_t r, int64_t tile) const { return low[r] >= tile; }
+    // The tiles that some row of the block sees: both ends grow from row to row.
     int64_t tile_begin() const { return low[0] / KEYS * KEYS; }
     int64_t tile_end() const { return high[rows - 1]; }
 };
 
-// The columns of a tile that a panel of rows needs: visible ones [begin, end), computed ones [first, last).
+// The columns of a tile that a panel of rows needs: visible ones [begin, end), computed ones
+// [first, last).
 struct PanelRange {
     int64_t begin, end, first, last;
 
@@ -102,8 +106,9 @@ inline void clear_blind_rows(const RowBlock& block, const Rows& to, int64_t head
     }
 }
 
-// A task is one sequence with some of its heads; a bin is a list of tasks with its own partial bias gradients. Which task falls in
-// which bin depends only on the shapes and the number of threads, so sums have a fixed order whoever runs the bin.
+// A task is one sequence with some of its heads; a bin is a list of tasks with its own partial bias
+// gradients. Which task falls in which bin depends only on the shapes and the number of threads, so
+// sums have a fixed order whoever runs the bin.
 struct Task {
     int64_t sequence, head_begin, head_end;
     double cost;
@@ -145,7 +150,8 @@ inline std::vector<std::vector<Task>> plan_bins(const AttentionCall& call) {
     return bins;
 }
 
-// Runs every bin once: run(bin, task, the task after it or null). A thread takes its next bin when it begins the last task of this one.
+// Runs every bin once: run(bin, task, the task after it or null). A thread takes its next bin when
+// it begins the last task of this one.
 template <typename F>
 inline void run_bins(const std::vector<std::vector<Task>>& bins, std::atomic<size_t>& taken, F&& run) {
     for (size_t i = taken++, following = 0; i < bins.size(); i = following)
@@ -162,7 +168,7 @@ inline int64_t longest(const AttentionCall& call) {
     return most;
 }
 
-// Memory of one thread, kept between calls (fresh pages are dear) unless it is very large.
+// Memory of one thread, kept between calls (mapping new pages takes time) unless it is very large.
 class Scratch {
   public:
     ~Scratch() { free(base_); }

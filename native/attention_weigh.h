@@ -1,7 +1,8 @@
 // From scores to weights, and in backward to the gradients of scores, for a panel of rows.
 //
-// All rows of a panel are done together, a few columns at a time: one loop whose length changes from panel to panel, where a loop per row
-// would cost a mispredicted branch or two each, as much as its sigmoids. Rows go in pairs, so that four vectors stand side by side.
+// All rows of a panel are done together, a few columns at a time: one loop whose length changes
+// from panel to panel, where a loop per row would cost a mispredicted branch or two each, as much
+// as its sigmoids. Rows go in pairs, so that four vectors stand side by side.
 #pragma once
 #include "attention_plan.h"
 
@@ -9,7 +10,8 @@ namespace slipstream {
 
 enum class Bias { NONE, FIRST, MORE };  // none; or with the sum of dS over heads begun by the first head, added to by the others
 
-// A panel of rows against the computed columns of a tile. The pointers are those of the panel's first row and the tile's first key.
+// A panel of rows against the computed columns of a tile. The pointers are those of the panel's
+// first row and the tile's first key.
 struct Panel {
     PanelRange range;
     int64_t whole_begin, whole_end;  // the keys that all rows see
@@ -28,7 +30,8 @@ struct Panel {
 
 #define SLIPSTREAM_INLINE inline __attribute__((always_inline))
 
-// Forward, G rows by NV vectors: P = factor * SiLU(scale * S + bias); with EDGE, zero where a row does not see.
+// Forward, G rows by NV vectors: P = factor * SiLU(scale * S + bias); with EDGE, zero where a row
+// does not see.
 template <bool BIAS>
 struct ForwardWeights {
     float scale, factor;

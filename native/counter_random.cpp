@@ -1,6 +1,7 @@
-// Fills an array with counter-based uniform numbers (initial embedding rows, dropout masks in tests).
+// Fills an array with counter-based uniform numbers (initial embedding rows, dropout masks in
+// tests).
 #include "counter_random.h"
-#include "export.h"
+#include "kernels.h"
 
 SLIPSTREAM_API void ss_random_uniform(int64_t seed, const int64_t* rows, int64_t num_rows, int64_t columns, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)

@@ -1,4 +1,4 @@
-// Random numbers without state: the C++ twin of slipstream/ops/counter_random.py, bit for bit.
+// Random numbers without state: the same numbers as slipstream/ops/counter_random.py, bit for bit.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +11,8 @@ inline uint64_t mix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// The part of random_bits that depends only on (seed, row); add the column and mix once more for the final bits.
+// The part of random_bits that depends only on (seed, row); add the column and mix once more for
+// the final bits.
 inline uint64_t row_state(uint64_t seed, uint64_t row) { return mix64(row ^ mix64(seed)); }
 inline uint64_t random_bits(uint64_t state, uint64_t column) { return mix64(state + column); }
 inline float random_uniform(uint64_t state, uint64_t column) {

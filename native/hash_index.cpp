@@ -1,16 +1,19 @@
-// An open-addressing index from non-negative int64 keys to int64 values: linear probing over (key, value) pairs in the caller's
-// memory, so that an index is one tensor that can be saved and loaded. Erasing shifts the followers back; there are no tombstones.
-// Looking up is shared by all threads and asks for the first pair of coming keys ahead; changing is done by one thread.
+// An open-addressing index from non-negative int64 keys to int64 values: linear probing over (key,
+// value) pairs in the caller's memory, so that an index is one tensor that can be saved and loaded.
+// Erasing shifts the followers back; there are no tombstones. All threads share lookups and
+// prefetch the first pair of coming keys; one thread makes changes.
 #include <cstring>
 
 #include "counter_random.h"
-#include "export.h"
+#include "kernels.h"
+
+struct slipstream::HashPair {
+    int64_t key, value;  // key -1: empty
+};
 
 namespace {
 
-struct Pair {
-    int64_t key, value;  // key -1: empty
-};
+using Pair = slipstream::HashPair;
 
 constexpr int64_t kEmpty = -1, kAbsent = -1, kAhead = 12, kWorthSharing = 1 << 13;
 
@@ -23,7 +26,7 @@ inline int64_t probe(const Pair* pairs, int64_t mask, int64_t key) {
     return at;
 }
 
-inline void ask_for(const Pair* pairs, int64_t mask, const int64_t* keys, int64_t i, int64_t count) {
+inline void prefetch_pair(const Pair* pairs, int64_t mask, const int64_t* keys, int64_t i, int64_t count) {
     if (i + kAhead < count) __builtin_prefetch(pairs + home(keys[i + kAhead], mask));
 }
 
@@ -33,17 +36,18 @@ inline void ask_for(const Pair* pairs, int64_t mask, const int64_t* keys, int64_
 SLIPSTREAM_API void ss_hash_find(const Pair* pairs, int64_t mask, const int64_t* keys, int64_t count, int64_t* values, int threads) {
 #pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)
     for (int64_t i = 0; i < count; ++i) {
-        ask_for(pairs, mask, keys, i, count);
+        prefetch_pair(pairs, mask, keys, i, count);
         const Pair& found = pairs[probe(pairs, mask, keys[i])];
         values[i] = found.key == kEmpty ? kAbsent : found.value;
     }
 }
 
-// Puts values in place; a key that is there gets the new value. Room for all must be there. Returns how many keys are new.
+// Inserts values; a key that is there gets the new value. The caller makes room for all. Returns
+// how many keys are new.
 SLIPSTREAM_API int64_t ss_hash_insert(Pair* pairs, int64_t mask, const int64_t* keys, const int64_t* values, int64_t count, int) {
     int64_t added = 0;
     for (int64_t i = 0; i < count; ++i) {
-        ask_for(pairs, mask, keys, i, count);
+        prefetch_pair(pairs, mask, keys, i, count);
         Pair& pair = pairs[probe(pairs, mask, keys[i])];
         added += pair.key == kEmpty;
         pair = {keys[i], values[i]};
@@ -51,15 +55,16 @@ SLIPSTREAM_API int64_t ss_hash_insert(Pair* pairs, int64_t mask, const int64_t* 
     return added;
 }
 
-// Takes keys out; absent ones are passed over. Returns how many were there.
+// Erases keys; absent ones are ignored. Returns how many were there.
 SLIPSTREAM_API int64_t ss_hash_erase(Pair* pairs, int64_t mask, const int64_t* keys, int64_t count, int) {
     int64_t erased = 0;
     for (int64_t i = 0; i < count; ++i) {
-        ask_for(pairs, mask, keys, i, count);
+        prefetch_pair(pairs, mask, keys, i, count);
         int64_t hole = probe(pairs, mask, keys[i]);
         if (pairs[hole].key == kEmpty) continue;
         ++erased;
-        // A follower moves into the hole unless its home lies after the hole (cyclically), where a search would not pass the hole.
+        // A follower moves into the hole unless its home lies after the hole (cyclically), where a
+        // search would not pass the hole.
         for (int64_t next = (hole + 1) & mask; pairs[next].key != kEmpty; next = (next + 1) & mask) {
             const int64_t wanted = home(pairs[next].key, mask);
             if (((next - wanted) & mask) < ((next - hole) & mask)) continue;

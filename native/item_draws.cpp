@@ -1,8 +1,9 @@
-// Items drawn by name: the native twin of slipstream/ops/item_draws.py, bit for bit.
+// Random items without state: the same draws as slipstream/ops/item_draws.py, bit for bit.
 #include "counter_random.h"
-#include "export.h"
+#include "kernels.h"
 
-// threshold == nullptr: uniform. Otherwise Walker's alias table: the top 32 bits choose a column, the low 32 between its two items.
+// threshold == nullptr: uniform. Otherwise Walker's alias table: the top 32 bits choose a column,
+// the low 32 between its two items.
 SLIPSTREAM_API void ss_draw_items(int64_t seed, const int64_t* rows, int64_t num_rows, int64_t columns, int64_t below,
                                   const int64_t* threshold, const int64_t* alias, int64_t* out, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)

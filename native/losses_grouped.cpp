@@ -1,19 +1,20 @@
-// Softmax of groups: the tokens of a group all compete with the group's negatives (their own sets and each other's, or one set).
-// A row is loaded once for a block of kBlock tokens, so scoring the neighbours' negatives costs arithmetic, not memory.
-// Weights (d loss / d logit / temperature) are kept as [block][negative][kBlock], absent tokens of a last block with weight 0.
+// Softmax of groups: the tokens of a group all compete with the group's negatives (their own sets
+// and each other's, or one set). A row is loaded once for a block of kBlock tokens, so scoring
+// other tokens' negatives costs arithmetic, not memory. Weights (d loss / d logit / temperature)
+// are kept as [block][negative][kBlock], absent tokens of a last block with weight 0.
 #include <omp.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "export.h"
-#include "lanes.h"
-#include "lanes_sums.h"
+#include "kernels.h"
+#include "simd.h"
+#include "simd_sums.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 struct Grouped {
     const float* hidden;          // [T, D], group after group
@@ -32,7 +33,8 @@ struct Grouped {
 
 inline int64_t at_vector(const Tail& tail, int64_t v) { return v * kLanes < tail.whole ? v * kLanes : tail.at; }
 
-// The tokens of a block in whole vectors, zero where a row's last vector reaches back over values already counted.
+// The tokens of a block in whole vectors, zero where a row's last vector reaches back over values
+// already counted.
 template <int kBlock>
 void pack_block(const Grouped& in, int64_t first, int64_t present, float* packed) {
     for (int m = 0; m < kBlock; ++m) {
@@ -44,7 +46,8 @@ void pack_block(const Grouped& in, int64_t first, int64_t present, float* packed
     }
 }
 
-// Logits [count][kBlock] over temperature: kLanes products at a time, so many rows times kBlock tokens.
+// Logits [count][kBlock] over temperature: kLanes products at a time, so many rows times kBlock
+// tokens.
 template <int kBlock>
 void block_logits(const Grouped& in, const int64_t* negatives, int64_t count, const float* packed, float* logits) {
     constexpr int kRows = kLanes / kBlock;
@@ -94,7 +97,8 @@ bool contains(const int64_t* values, int64_t count, int64_t wanted) {
     return found != 0;
 }
 
-// log_q, and -inf where a negative is the token's own target; the largest logit of each token into `best`.
+// log_q, and -inf where a negative is the token's own target; the largest logit of each token into
+// `best`.
 template <int kBlock>
 void correct(const Grouped& in, int64_t first, int64_t present, int64_t at, int64_t count, float* logits, float* best) {
     const int64_t* negatives = in.negatives + at;
@@ -180,7 +184,8 @@ struct Out {
     float* unit;  // [T, D] or null where no gradient is wanted
 };
 
-// One block: `present` tokens from `first` against the `count` negatives from `at`; logits become weights where wanted.
+// One block: `present` tokens from `first` against the `count` negatives from `at`; logits become
+// weights where wanted.
 template <int kBlock>
 void block_loss(const Grouped& in, int64_t first, int64_t present, int64_t at, int64_t count, float* logits, float* scratch,
                 const Out& out) {
@@ -242,8 +247,8 @@ void all_groups(const Grouped& in, const int64_t* offsets, const int64_t* sets, 
 
 }  // namespace
 
-// offsets [G + 1]: tokens of each group; sets [G + 1]: its sets of `per_set` negatives; places [G]: where its weights begin.
-// Without want_gradients only loss is written. block is 1, 2 or 4.
+// offsets [G + 1]: tokens of each group; sets [G + 1]: its sets of `per_set` negatives; places [G]:
+// where its weights begin. Without want_gradients only loss is written. block is 1, 2 or 4.
 SLIPSTREAM_API void ss_grouped_softmax(const float* hidden, const float* targets, const int64_t* same, const float* rows,
                                        const int64_t* negatives, int64_t width, int64_t num_rows, const int64_t* offsets,
                                        const int64_t* sets, int64_t groups, int64_t per_set, float inverse_temperature,

@@ -1,16 +1,17 @@
-// The rows' gradient of the grouped softmax: every negative of a group gets the weighted sum of the group's tokens.
-// Few rows: each thread adds into a copy of its own. Many rows: the negatives are dealt into buckets of neighbouring rows first
-// (order kept), then each bucket is summed by one thread; that way is independent of the number of threads.
+// The rows' gradient of the grouped softmax: every negative of a group gets the weighted sum of the
+// group's tokens. Few rows: each thread adds into a copy of its own. Many rows: the negatives are
+// first sorted into buckets of near rows (order kept), then one thread sums each bucket; this
+// result does not depend on the number of threads.
 #include <omp.h>
 
 #include <vector>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr int64_t kAhead = 4;  // rows fetched before they are added to
 
@@ -26,7 +27,8 @@ struct Groups {
     int64_t negatives(int64_t g) const { return (sets[g + 1] - sets[g]) * per_set; }
 };
 
-// to += the weighted sum of `block` token vectors; kBlock > 0 fixes the block so that the loop unrolls.
+// to += the weighted sum of `block` token vectors; kBlock > 0 fixes the block so that the loop
+// unrolls.
 template <int kBlock>
 void add_block(float* to, const float* source, const float* weights, int64_t present, int64_t width) {
     const float* token[kBlock];
@@ -56,7 +58,8 @@ void add_negative(const Groups& in, int64_t g, int64_t j, float* to) {
     }
 }
 
-// Rows padded to whole vectors; the block's tokens stay in the innermost cache over all negatives of the group.
+// Rows padded to whole vectors; the block's tokens stay in the innermost cache over all negatives
+// of the group.
 template <int kBlock>
 void add_padded(const float* tokens, int64_t stride, int64_t vectors, const float* weights, const int64_t* index, int64_t count,
                 float* own) {
@@ -89,7 +92,8 @@ void add_group(const Groups& in, int64_t g, const int64_t* index, float* tokens,
 
 }  // namespace
 
-// copies: [threads, num_rows, stride] zeroed scratch, stride a multiple of 16; out [num_rows, D] is overwritten.
+// copies: [threads, num_rows, stride] zeroed scratch, stride a multiple of 16; out [num_rows, D] is
+// overwritten.
 SLIPSTREAM_API void ss_grouped_copies(float* out, int64_t num_rows, int64_t width, const float* source, const int64_t* offsets,
                                       const int64_t* sets, int64_t groups, int64_t per_set, const int64_t* index,
                                       const int64_t* places, const float* weights, int block, float* copies, int64_t stride,
@@ -103,18 +107,12 @@ SLIPSTREAM_API void ss_grouped_copies(float* out, int64_t num_rows, int64_t widt
         for (int64_t g = groups * part / threads; g < groups * (part + 1) / threads; ++g)
             add(in, g, index, tokens.data(), stride, vectors, copies + part * size);
     }
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kWorthSharing) schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        float* __restrict to = out + row * width;
-        std::memcpy(to, copies + row * stride, sizeof(float) * width);
-        for (int k = 1; k < threads; ++k)
-            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * size + row * stride + d];
-    }
+    sum_copies(out, num_rows, width, copies, size, stride, threads);
 }
 
-// Deals entries 0 … count - 1 into buckets of neighbouring keys, stable: order [count] and starts [buckets + 1].
-// The bucket of a key is key * buckets / below. counts: scratch [threads * buckets].
-SLIPSTREAM_API void ss_deal_entries(const int64_t* keys, int64_t count, int64_t below, int64_t buckets, int32_t* order,
+// Sorts entries 0 … count - 1 into buckets of near keys, stable: order [count] and starts [buckets
+// + 1]. The bucket of a key is key * buckets / below. counts: scratch [threads * buckets].
+SLIPSTREAM_API void ss_bucket_entries(const int64_t* keys, int64_t count, int64_t below, int64_t buckets, int32_t* order,
                                     int64_t* starts, int64_t* counts, int threads) {
     const auto bucket = [=](int64_t e) {
         return static_cast<int64_t>(static_cast<unsigned __int128>(keys[e]) * static_cast<uint64_t>(buckets) / below);
@@ -142,8 +140,9 @@ SLIPSTREAM_API void ss_deal_entries(const int64_t* keys, int64_t count, int64_t 
     }
 }
 
-// out[place of entry] += what that negative gets, for the entries order[starts[b] … starts[b + 1]) of buckets first … last - 1.
-// rows: the place of entry e is rows[e], or with by_position that of the i-th entry of these buckets is rows[i].
+// out[place of entry] += what that negative gets, for the entries order[starts[b] … starts[b + 1])
+// of buckets first … last - 1. rows: the place of entry e is rows[e], or with by_position that of
+// the i-th entry of these buckets is rows[i].
 SLIPSTREAM_API void ss_grouped_scatter(float* out, int64_t width, const float* source, const int64_t* offsets, const int64_t* sets,
                                        int64_t per_set, const int32_t* group_of_set, const int64_t* places, const float* weights,
                                        int block, const int32_t* order, const int64_t* starts, int64_t first, int64_t last,

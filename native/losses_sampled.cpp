@@ -1,17 +1,18 @@
-// Sampled softmax: each token against its own negatives. Rows are read where they lie; tokens x negatives x width never exists.
-// The forward pass keeps tokens x negatives weights (d loss / d logit / temperature) and, while a token's rows are still in the
-// cache, its gradient for a unit loss gradient. The gradient of the rows is a scatter of weights x hidden (rows_scatter.cpp).
+// Sampled softmax: each token against its own negatives. Rows are read where they lie; tokens x
+// negatives x width never exists. The forward pass keeps tokens x negatives weights (d loss / d
+// logit / temperature) and, while a token's rows are still in the cache, its gradient for a unit
+// loss gradient. The gradient of the rows is a scatter of weights x hidden (rows_scatter.cpp).
 #include <omp.h>
 
 #include <cmath>
 #include <limits>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 struct Sampled {
     const float* hidden;
@@ -73,8 +74,9 @@ float exponentiate(float* logits, int64_t count, float shift) {
     return sum(total);
 }
 
-// Columns of the weighted sum of a token's rows, kept in registers over all of them: kCount vectors from `at` and, with kTail, the
-// last vector of the row, which may reach back over columns that are done (they come out the same).
+// Columns of the weighted sum of a token's rows, kept in registers over all of them: kCount vectors
+// from `at` and, with kTail, the last vector of the row, which may reach back over columns that are
+// done (they come out the same).
 template <int kCount, bool kTail>
 void weighted_columns(const Sampled& in, int64_t t, const float* weights, float target_weight, int64_t at, float* out) {
     const int64_t count = in.negatives_per_token, width = in.width, tail_at = width - kLanes;
@@ -122,7 +124,8 @@ void weighted_rows(const Sampled& in, int64_t t, const float* weights, float tar
 
 }  // namespace
 
-// loss [T]; with want_gradients also weights [T, R], target_weights [T] and unit_gradient [T, D] (else weights is [threads, R] scratch).
+// loss [T]; with want_gradients also weights [T, R], target_weights [T] and unit_gradient [T, D]
+// (else weights is [threads, R] scratch).
 SLIPSTREAM_API void ss_sampled_softmax(const float* hidden, const float* rows, const int64_t* targets, const int64_t* negatives,
                                        int64_t num_tokens, int64_t negatives_per_token, int64_t width, int64_t num_rows,
                                        float inverse_temperature, const float* target_log_q, const float* negative_log_q,

@@ -1,18 +1,20 @@
-// One pass over a tile of logits (tokens x columns, from a matrix product) for softmax losses against many columns at once:
-// shared negatives or a whole catalogue. Forward reduces a tile to losses, backward turns it into gradients, in place.
+// One pass over a tile of logits (tokens x columns, from a matrix product) for softmax losses
+// against many columns at once: shared negatives or a whole catalogue. Forward reduces a tile to
+// losses, backward turns it into gradients, in place.
 #include <cmath>
 #include <limits>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// logits * scale - log_q, and -inf where a column is the token's target. Where column_ids is NULL nothing is left out.
+// logits * scale - log_q, and -inf where a column is the token's target. Where column_ids is NULL
+// nothing is left out.
 void finish_logits(float* logits, int64_t columns, float scale, const float* log_q, const int32_t* column_ids, int32_t target) {
     int64_t c = 0;
     for (; c + kLanes <= columns; c += kLanes) {
@@ -65,7 +67,8 @@ float exponentials(float* logits, int64_t columns, float shift, float scale) {
 
 }  // namespace
 
-// The target's own logit; one that is a column of the tile is taken out of it, so that what is left are the others.
+// The target's own logit; one that is a column of the tile is taken out of it, so that what is left
+// are the others.
 static float take_own(float* row, const float* own_logits, int64_t t, int32_t target) {
     if (own_logits != nullptr) return own_logits[t];
     const float own = row[target];
@@ -73,8 +76,9 @@ static float take_own(float* row, const float* own_logits, int64_t t, int32_t ta
     return own;
 }
 
-// Losses of a tile, and for backward the largest logit and the sum of exponentials below it ([tokens, 2]). With column_ids the target
-// stands apart (own_logits holds its logit, columns equal to it are left out); without, it is column targets[t] of the tile.
+// Losses of a tile, and for backward the largest logit and the sum of exponentials below it
+// ([tokens, 2]). With column_ids the target is no column (own_logits holds its logit, columns equal
+// to it are left out); without, it is column targets[t] of the tile.
 SLIPSTREAM_API void ss_softmax_tile_forward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
                                             const int32_t* column_ids, const float* log_q, const float* own_logits, float* loss,
                                             float* sums, int threads) {
@@ -93,7 +97,8 @@ SLIPSTREAM_API void ss_softmax_tile_forward(float* logits, int64_t tokens, int64
     }
 }
 
-// Logits become d sum(grad * loss) / d (matrix product); own_grad receives the same for a target that stands apart.
+// Logits become d sum(grad * loss) / d (matrix product); own_grad receives the same for a target
+// that is no column.
 SLIPSTREAM_API void ss_softmax_tile_backward(float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
                                              const int32_t* column_ids, const float* log_q, const float* sums, const float* grad,
                                              float* own_grad, int threads) {

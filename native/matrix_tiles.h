@@ -1,7 +1,9 @@
-// Small dense products in registers: C[M x N] += A[M x K] B[K x N], six rows by two vectors at a time.
+// Small dense products in registers: C[M x N] += A[M x K] B[K x N], six rows by two vectors at a
+// time.
 //
-// Every element of C is one chain of multiply-adds over k in ascending order, whatever the tile sizes: a row's result does not
-// depend on its neighbours, which is why a prefix equals the same rows of a longer sequence bit for bit.
+// Every element of C is one chain of multiply-adds over k in ascending order, whatever the tile
+// sizes: a row's result does not depend on its neighbours, which is why a prefix equals the same
+// rows of a longer sequence bit for bit.
 #pragma once
 #include "vector_math.h"
 
@@ -34,8 +36,8 @@ inline __attribute__((always_inline)) void multiply_add(vf (&acc)[M][NV], int64_
     }
 }
 
-// Steps of NV vectors through B lie `panel` apart; `steps` of them are taken in one call. noinline: GCC spills the accumulators when it
-// inlines this.
+// Steps of NV vectors through B lie `panel` apart; `steps` of them are taken in one call. noinline:
+// GCC spills the accumulators when it inlines this.
 template <int M, int NV, bool COLUMNS, bool ZERO>
 SLIPSTREAM_NOINLINE void micro_kernel(int64_t steps, int64_t depth, const float* __restrict a, int64_t lda, const float* __restrict b,
                                       int64_t ldb, int64_t panel, float* __restrict c, int64_t ldc) {
@@ -58,8 +60,8 @@ inline Kernel kernel_for(int rows) {
     return table[rows - 1];
 }
 
-// Rows of the next panel when `left` remain: MR, but the last two panels share evenly what would leave one to three rows to the last,
-// too few to keep the multiply-add units busy.
+// Rows of the next panel when `left` remain: MR, but the last two panels share evenly what would
+// leave one to three rows to the last, too few to keep the multiply-add units busy.
 inline int panel_rows(int64_t left) {
     return static_cast<int>(left > MR && left < MR + 4 ? (left + 1) / 2 : left < MR ? left : MR);
 }
@@ -111,7 +113,8 @@ SLIPSTREAM_NOINLINE static void pack_transposed(const float* src, int64_t stride
     }
 }
 
-// Asks for rows of a strided matrix ahead of their use: a head's rows lie apart, which the hardware's own prefetching does not follow.
+// Prefetches rows of a strided matrix: a head's rows lie apart, which the hardware's own
+// prefetching does not follow.
 inline void prefetch_rows(const float* src, int64_t stride, int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < rows; ++r, src += stride)
         for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(src + c, 0, 2);
@@ -132,7 +135,8 @@ inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t co
     }
 }
 
-// Every head's rows of scratch, `step` apart from head to head, to where they stand in memory: row by row, so that writes run on.
+// Every head's rows of scratch, `step` apart from head to head, to where they stand in memory: row
+// by row, so that writes run on.
 SLIPSTREAM_NOINLINE static void unpack_heads(const float* src, int64_t step, int64_t padded, int64_t heads, int64_t rows, int64_t columns,
                                              float factor, float* dst, int64_t stride) {
     for (int64_t r = 0; r < rows; ++r)

@@ -1,16 +1,16 @@
-// Adds weighted token vectors into rows, without atomics and in a fixed order: the backward of a gather.
-// out[index[t, r]] += weights[t, r] * source[t].
-// Few rows: every thread adds into its own copy, copies are summed in order. Many rows: entries are first dealt into buckets of
-// neighbouring rows (token order kept), then each bucket, small enough for the cache, is summed by one thread; that way is
-// independent of the number of threads.
+// Adds weighted token vectors into rows, without atomics and in a fixed order: the backward of a
+// gather. out[index[t, r]] += weights[t, r] * source[t]. Few rows: every thread adds into its own
+// copy, and the copies are summed in order. Many rows: entries are first sorted into buckets of
+// near rows (token order kept), then one thread sums each bucket, which fits the cache; this result
+// does not depend on the number of threads.
 #include <omp.h>
 
-#include "export.h"
-#include "lanes.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr int64_t kAhead = 6;  // rows fetched before they are added to
 
@@ -25,8 +25,9 @@ struct Slice {
 };
 Slice slice_of(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
 
-// own[index[e]] += weights[e] * source for the entries of one token; rows are padded to whole vectors, so nothing is left over.
-// With kCount > 0 a row has that many vectors and the source stays in registers.
+// own[index[e]] += weights[e] * source for the entries of one token; rows are padded to whole
+// vectors, so nothing is left over. With kCount > 0 a row has that many vectors and the source
+// stays in registers.
 template <int kCount>
 void add_token(float* own, int64_t stride, const float* source, const int64_t* index, const float* weights, int64_t entries,
                int64_t ahead) {
@@ -52,8 +53,9 @@ AddToken add_token_for(int64_t vectors) {
 
 }  // namespace
 
-// copies: [threads, rows + 1, stride] scratch, zeroed by the caller, stride a multiple of 16 not below width; out is overwritten.
-// The last row of a copy holds the padded source of the token at hand.
+// copies: [threads, rows + 1, stride] scratch, zeroed by the caller, stride a multiple of 16 not
+// below width; out is overwritten. The last row of a copy holds the padded source of the token at
+// hand.
 SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
                                       int64_t per_token, const int64_t* index, const float* weights, float* copies, int64_t stride,
                                       int threads) {
@@ -71,21 +73,15 @@ SLIPSTREAM_API void ss_scatter_copies(float* out, int64_t num_rows, int64_t widt
             add(own, stride, padded, index + first, weights == nullptr ? nullptr : weights + first, per_token, ahead);
         }
     }
-#pragma omp parallel for num_threads(threads) if (num_rows * width > kWorthSharing) schedule(static)
-    for (int64_t row = 0; row < num_rows; ++row) {
-        float* __restrict to = out + row * width;
-        std::memcpy(to, copies + row * stride, sizeof(float) * width);
-        for (int k = 1; k < threads; ++k)
-            for (int64_t d = 0; d < width; ++d) to[d] += copies[k * size + row * stride + d];
-    }
+    sum_copies(out, num_rows, width, copies, size, stride, threads);
 }
 
-// entries: scratch of 12 bytes per index; starts: int64 scratch [threads * buckets + 1]; out is added to.
-// A bucket holds 2^shift neighbouring rows.
+// entries: scratch of 12 bytes per index; starts: int64 scratch [threads * buckets + 1]; out is
+// added to. A bucket holds 2^shift consecutive rows.
 SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t width, const float* source, int64_t num_tokens,
                                        int64_t per_token, const int64_t* index, const float* weights, int shift, void* entries,
                                        int64_t* starts, int threads) {
-    Entry* dealt = static_cast<Entry*>(entries);
+    Entry* sorted = static_cast<Entry*>(entries);
     const int64_t buckets = ((num_rows - 1) >> shift) + 1;
 #pragma omp parallel for num_threads(threads) if (num_tokens * per_token > kWorthSharing) schedule(static)
     for (int part = 0; part < threads; ++part) {
@@ -108,7 +104,7 @@ SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t wid
         for (int64_t t = slice.begin; t < slice.end; ++t)
             for (int64_t e = t * per_token; e < (t + 1) * per_token; ++e) {
                 const float weight = weights == nullptr ? 1.0f : weights[e];
-                dealt[next[index[e] >> shift]++] = {static_cast<int32_t>(t), static_cast<int32_t>(index[e]), weight};
+                sorted[next[index[e] >> shift]++] = {static_cast<int32_t>(t), static_cast<int32_t>(index[e]), weight};
             }
     }
     // The last part's pointers now stand at the end of each bucket.
@@ -117,8 +113,8 @@ SLIPSTREAM_API void ss_scatter_buckets(float* out, int64_t num_rows, int64_t wid
     for (int64_t b = 0; b < buckets; ++b)
         for (int64_t e = b == 0 ? 0 : ends[b - 1]; e < ends[b]; ++e) {
             const int64_t next = e + kAhead < ends[b] ? e + kAhead : e;
-            prefetch_row(out + dealt[next].row * width, width);
-            prefetch_row(source + dealt[next].token * width, width);
-            add_scaled(out + dealt[e].row * width, source + dealt[e].token * width, dealt[e].weight, width);
+            prefetch_row(out + sorted[next].row * width, width);
+            prefetch_row(source + sorted[next].token * width, width);
+            add_scaled(out + sorted[e].row * width, source + sorted[e].token * width, sorted[e].weight, width);
         }
 }

@@ -1,5 +1,6 @@
-// A stable radix sort of int64 keys that carries each key's place; equal keys keep their order, so sums over them are fixed.
-// Many keys are first dealt by their top differing bits into parts that fit the cache; parts are sorted by all threads.
+// A stable radix sort of int64 keys that carries each key's place; equal keys keep their order, so
+// sums over them are fixed. Many keys are first split by their top differing bits into parts that
+// fit the cache; all threads sort parts.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -24,7 +25,7 @@ constexpr int64_t kFitsCache = 1 << 15;
 static inline int64_t key_of(uint64_t sortable) { return static_cast<int64_t>(sortable ^ (1ull << 63)); }
 
 // One stable pass by the digit at `shift`; starts receives where each digit begins.
-static inline void deal(Pairs from, Pairs to, int64_t count, int shift, int64_t* starts) {
+static inline void split(Pairs from, Pairs to, int64_t count, int shift, int64_t* starts) {
     int64_t next[kDigits] = {};
     for (int64_t i = 0; i < count; ++i) next[(from.keys[i] >> shift) & (kDigits - 1)]++;
     int64_t place = 0;
@@ -40,14 +41,15 @@ static inline void deal(Pairs from, Pairs to, int64_t count, int shift, int64_t*
     }
 }
 
-// Sorts with the lowest digit first; digits that all keys share cost nothing. The result lies in what is returned.
+// Sorts with the lowest digit first; digits that all keys share cost nothing. The result lies in
+// what is returned.
 static inline Pairs sort_part(Pairs pairs, Pairs spare, int64_t count) {
     uint64_t differ = 0;
     for (int64_t i = 1; i < count; ++i) differ |= pairs.keys[i] ^ pairs.keys[0];
     int64_t starts[kDigits];
     for (int shift = 0; shift < 64; shift += kBits) {
         if (((differ >> shift) & (kDigits - 1)) == 0) continue;
-        deal(pairs, spare, count, shift, starts);
+        split(pairs, spare, count, shift, starts);
         std::swap(pairs, spare);
     }
     return pairs;
@@ -69,7 +71,7 @@ static inline Sorted radix_sort(const int64_t* keys, int64_t count, int64_t* scr
     const int top = 63 - __builtin_clzll(differ);
     int64_t starts[kDigits + 1];
     // Above the top differing bit all keys agree, so the digit that ends there orders the parts.
-    deal(first, second, count, top >= kBits - 1 ? top - (kBits - 1) : 0, starts);
+    split(first, second, count, top >= kBits - 1 ? top - (kBits - 1) : 0, starts);
     starts[kDigits] = count;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
     for (int d = 0; d < kDigits; ++d) {

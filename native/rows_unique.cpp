@@ -1,12 +1,14 @@
-// Sorted unique keys and each key's place among them. Keys of a narrow range are marked in a table (two passes, no sort); others
-// go through a radix sort that skips the digits all keys share. No memory is allocated here: the caller hands scratch.
-#include "export.h"
-#include "lanes.h"
+// Sorted unique keys and each key's place among them. Keys of a narrow range are marked in a table
+// (two passes, no sort); others go through a radix sort that skips the digits all keys share. No
+// memory is allocated here: the caller passes scratch.
+#include "kernels.h"
+#include "simd.h"
 #include "rows_sort.h"
 
-using slipstream::lanes::kWorthSharing;
+using slipstream::simd::kWorthSharing;
 
-// marks: uint8 [threads, range], zeroed; ranks: int64 [range]; unique: [min(count, range)]. Returns the number of unique keys.
+// marks: uint8 [threads, range], zeroed; ranks: int64 [range]; unique: [min(count, range)]. Returns
+// the number of unique keys.
 SLIPSTREAM_API int64_t ss_unique_narrow(const int64_t* keys, int64_t count, int64_t low, int64_t range, uint8_t* marks,
                                         int64_t* ranks, int64_t* unique, int64_t* inverse, int threads) {
 #pragma omp parallel for num_threads(threads) if (count > kWorthSharing) schedule(static)

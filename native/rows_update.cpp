@@ -1,14 +1,12 @@
-// Row-wise Adagrad and Adam: one second moment a row, touched rows only, in place. The from_tokens entry sorts token gradients by
-// row, sums each segment in token order and updates its row in the same pass.
+// Row-wise Adagrad and Adam: one second moment a row. Only the given rows are updated, in place.
 #include <cmath>
 
-#include "export.h"
-#include "lanes.h"
-#include "rows_sort.h"
+#include "kernels.h"
+#include "simd.h"
 
 namespace {
 
-using namespace slipstream::lanes;
+using namespace slipstream::simd;
 
 constexpr int64_t kAhead = 8;
 
@@ -58,40 +56,6 @@ SLIPSTREAM_API void ss_rowwise_adam(float* weights, float* first, float* second,
         for (int64_t d = 0; d < width; ++d) {
             moment[d] = keep1 * moment[d] + new1 * grad[d];
             weight[d] -= scale * moment[d];
-        }
-    }
-}
-
-// scratch_keys: int64 [2, tokens]; scratch_places: int32 [2, tokens]; sums: [threads, width].
-SLIPSTREAM_API void ss_rowwise_adagrad_from_tokens(float* weights, float* state, const int64_t* rows, const float* grads,
-                                                   int64_t tokens, int64_t width, float lr, float eps, int64_t* scratch_keys,
-                                                   int32_t* scratch_places, float* sums, int threads) {
-    const slipstream::sorting::Sorted sorted = slipstream::sorting::radix_sort(rows, tokens, scratch_keys, scratch_places, threads);
-    const Tail tail = tail_of(width);
-#pragma omp parallel for num_threads(threads) if (tokens * width > kWorthSharing) schedule(static)
-    for (int part = 0; part < threads; ++part) {
-        float* total = sums + part * width;
-        int64_t i = tokens * part / threads;
-        const int64_t end = tokens * (part + 1) / threads;
-        while (i > 0 && i < tokens && sorted.keys[i] == sorted.keys[i - 1]) ++i;  // a segment belongs to where it starts
-        const auto ask_ahead = [&](int64_t at) {
-            if (at + kAhead >= tokens) return;
-            prefetch_row(grads + sorted.places[at + kAhead] * width, width);
-            if (sorted.keys[at + kAhead] == sorted.keys[at + kAhead - 1]) return;
-            const int64_t row = slipstream::sorting::key_of(sorted.keys[at + kAhead]);
-            prefetch_row(weights + row * width, width);
-            __builtin_prefetch(state + row);
-        };
-        while (i < end) {
-            const uint64_t key = sorted.keys[i];
-            float* row = weights + slipstream::sorting::key_of(key) * width;
-            ask_ahead(i);
-            std::memcpy(total, grads + sorted.places[i] * width, sizeof(float) * width);
-            for (++i; i < tokens && sorted.keys[i] == key; ++i) {
-                ask_ahead(i);
-                add_scaled(total, grads + sorted.places[i] * width, 1.0f, width);
-            }
-            adagrad_row(row, state + slipstream::sorting::key_of(key), total, width, tail, lr, eps);
         }
     }
 }

@@ -1,24 +1,17 @@
-// One vector type for three instruction sets (GCC vector extensions), and the sigmoid that attention lives on.
+// The vector type of attention's kernels, and the sigmoid they spend most of their time on.
 #pragma once
-#include <cstdint>
-#include <cstring>
+#include "simd.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace slipstream {
 
-#if defined(__AVX512F__)
-constexpr int W = 16;
-#elif defined(__AVX2__)
-constexpr int W = 8;
-#else
-constexpr int W = 4;
-#endif
+constexpr int W = simd::kLanes;
 constexpr int W2 = 2 * W;  // columns of a micro-kernel tile
 
-typedef float vf __attribute__((vector_size(W * 4)));
-typedef int32_t vi __attribute__((vector_size(W * 4)));
+using vf = simd::Floats;
+using vi = simd::Ints;
 typedef float vf_any __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
@@ -38,7 +31,8 @@ inline vf clamp(vf x, float low, float high) {
 #endif
 }
 
-// 1 / x for positive normal x: the hardware's estimate and one Newton step (relative error below 2e-7), or a plain division.
+// 1 / x for positive normal x: the hardware's estimate and one Newton step (relative error below
+// 2e-7), or a plain division.
 inline vf reciprocal(vf x) {
 #if defined(__AVX512F__)
     const vf r = (vf)_mm512_rcp14_ps((__m512)x);
@@ -53,8 +47,9 @@ inline vf reciprocal(vf x) {
 
 #define SLIPSTREAM_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
-// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone is a long chain that leaves the
-// arithmetic units waiting. 2^f on [-1/2, 1/2] by a polynomial, the whole part through the exponent bits.
+// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone
+// is a long chain that leaves the arithmetic units waiting. 2^f on [-1/2, 1/2] by a polynomial, the
+// whole part through the exponent bits.
 template <int N>
 inline __attribute__((always_inline)) void sigmoid(const vf (&x)[N], vf (&s)[N]) {
     const float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits

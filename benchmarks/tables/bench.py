@@ -23,7 +23,7 @@ from benchmarks.tables import peers as table_peers
 from benchmarks.tables.cold_rows import ColdRows
 from slipstream.bench import harness
 from slipstream.ops.allocator import keep_freed_memory
-from slipstream.ops.rows import coalesce, rowwise_adagrad_from_tokens_, unique_keys
+from slipstream.ops.rows import coalesce, unique_keys
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import RowwiseAdagrad, RowwiseAdam
 
@@ -128,14 +128,9 @@ def _update(
     bag = table_peers.SparseAdamBag(plain_ND)
     fbgemm = table_peers.make_fbgemm(len(plain_ND), DIM)
 
-    def adam_from_tokens(keys_T: torch.Tensor) -> None:
+    def from_tokens(table: MemoryTable, keys_T: torch.Tensor) -> None:
         unique_U, inverse_T = unique_keys(keys_T)
-        adam.apply(unique_U, coalesce(grads, inverse_T, unique_U.numel()), 0.1)
-
-    def adagrad_from_tokens(keys_T: torch.Tensor) -> None:
-        rowwise_adagrad_from_tokens_(
-            ours.weights_ND, ours.state["sum"], keys_T, grads, lr=0.1, eps=1e-8
-        )
+        table.apply(unique_U, coalesce(grads, inverse_T, unique_U.numel()), 0.1)
 
     ascending, tokens = batches.ascending, batches.tokens
     groups: dict[str, dict[str, Variant]] = {
@@ -144,7 +139,7 @@ def _update(
             "EmbeddingBag + SparseAdam": lambda n: bag.step_rows(ascending[n], grads),
         },
         "Adam, token gradients": {
-            "slipstream": lambda n: adam_from_tokens(tokens[n]),
+            "slipstream": lambda n: from_tokens(adam, tokens[n]),
             "EmbeddingBag + SparseAdam": lambda n: bag.step_tokens(tokens[n], grads),
         },
     }
@@ -154,7 +149,7 @@ def _update(
             "FBGEMM": lambda n: fbgemm.step(ascending[n], grads),
         }
         groups["Adagrad, token gradients"] = {
-            "slipstream": lambda n: adagrad_from_tokens(tokens[n]),
+            "slipstream": lambda n: from_tokens(ours, tokens[n]),
             "FBGEMM": lambda n: fbgemm.step(tokens[n], grads),
         }
     rows, ratios = [], []

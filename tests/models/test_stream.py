@@ -1,6 +1,4 @@
-"""The token stream against lists built behaviour by behaviour: order, times, names, and where each
-behaviour stands.
-"""
+"""The token stream equals lists built behaviour by behaviour: order, times, ids and places."""
 
 import torch
 from hypothesis import given as drawn
@@ -8,22 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from slipstream.models.inputs import ModelInput
-from slipstream.models.jagged import (
-    join_order,
-    leading_tokens,
-    offsets_from_lengths,
-    sequence_and_place,
-)
 from slipstream.models.stream import lay_out
 from tests.support.models_samples import given
 
-SHAPES = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=4
-)  # (history, candidates) of each sequence
+# (history, candidates) of each sequence
+SHAPES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=4)
 
 
 def expected_tokens(batch: ModelInput, shapes, users, actions, time_bias):
-    """(row, time, look-back time, name or None) of every token, and the place of every behaviour."""
+    """(row, time, look-back time, id or None) of every token, and every behaviour's place."""
     tokens, places, t = [], [], 0
     for b, (history, candidates) in enumerate(shapes):
         tokens += [(rows[b], 0, 0, None) for rows in users]
@@ -43,7 +34,7 @@ def expected_tokens(batch: ModelInput, shapes, users, actions, time_bias):
 
 @settings(max_examples=60, deadline=None)
 @drawn(SHAPES, st.integers(0, 2), st.booleans(), st.sampled_from(["own", "next"]))
-def test_streams_are_laid_out_as_written_down(shapes, num_users, with_actions, time_bias):
+def test_streams_hold_every_token_in_its_place(shapes, num_users, with_actions, time_bias):
     batch = given([h + c for h, c in shapes], [c for _, c in shapes], dim=3)
     generator = torch.Generator().manual_seed(1)
     users = [
@@ -72,28 +63,7 @@ def test_streams_are_laid_out_as_written_down(shapes, num_users, with_actions, t
     )
 
 
-@settings(max_examples=60, deadline=None)
-@drawn(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=5))
-def test_joining_and_cutting_are_each_others_inverse(pairs):
-    past_B, new_B = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
-    past_offsets, new_offsets = offsets_from_lengths(past_B), offsets_from_lengths(new_B)
-    past = [
-        ("past", int(b), int(p)) for b, p in zip(*sequence_and_place(past_offsets), strict=True)
-    ]
-    new = [("new", int(b), int(p)) for b, p in zip(*sequence_and_place(new_offsets), strict=True)]
-    offsets, order = join_order(past_offsets, new_offsets)
-    joined = [(past + new)[i] for i in order.tolist()]
-    expected = [
-        token
-        for b, (before, after) in enumerate(pairs)
-        for token in [("past", b, p) for p in range(before)] + [("new", b, p) for p in range(after)]
-    ]
-    assert joined == expected
-    assert offsets.tolist() == offsets_from_lengths(past_B + new_B).tolist()
-    assert [joined[i] for i in leading_tokens(offsets, past_B).tolist()] == past
-
-
-def test_user_tokens_of_one_sequence_have_names_of_their_own():
+def test_user_tokens_of_one_sequence_have_ids_of_their_own():
     batch = given([3, 2])
     users = [torch.zeros(2, 8, dtype=torch.float64)] * 2
     names = lay_out(batch, batch.rows["item"], "own", users).layout.token_ids_T

@@ -1,6 +1,4 @@
-"""The judge itself: gradients by gradcheck, buckets by their formula, positions and masks by a loop
-over pairs written out here.
-"""
+"""The reference attention: gradients by gradcheck, values by a loop over pairs written out here."""
 
 import math
 from dataclasses import replace
@@ -8,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream.ops.attention import RelativeBias, time_bucket_borders
-from slipstream.ops.attention_reference import bucket_of
-from tests.support.attention_cases import OPERATORS, Case
+from slipstream.ops.attention import RelativeBias
+from tests.support.attention_cases import OPERATORS, Case, run
 
 SMALL = Case(
     lengths=(4, 0, 1, 3),
@@ -26,7 +23,7 @@ SMALL = Case(
 
 @pytest.mark.parametrize("operator", ["hstu", "fuxi"])
 @pytest.mark.parametrize("tail", [None, 2])
-def test_gradcheck(operator, tail):
+def test_gradients_are_those_of_finite_differences(operator, tail):
     a = replace(SMALL, tail=tail).arguments()
     leaves = [a[name].double().requires_grad_() for name in ("q", "k", "v", "position", "time")]
 
@@ -79,33 +76,7 @@ def pairwise(case: Case) -> torch.Tensor:
     "extra", [{}, {"tail": 5}, {"window": 4}, {"window": 3, "tail": 9, "sorted_times": False}]
 )
 def test_reference_equals_the_sum_over_pairs(extra):
-    from tests.support.attention_cases import run
-
     case = Case(lengths=(12, 0, 1, 9), positions=6, candidates=True, **extra)
     torch.testing.assert_close(
         run(case, "reference", torch.float64)[0], pairwise(case), rtol=1e-9, atol=1e-11
     )
-
-
-def test_borders_are_the_formula_rounded_once():
-    borders = time_bucket_borders(145)
-    assert borders.dtype == torch.int64 and borders.tolist()[:6] == [0, 2, 2, 3, 4, 5]
-    for dt in [0, 1, 2, 3, 10, 60, 3600, 86_400, 31_536_000, 2**40, 2**61 + 1]:
-        assert int(bucket_of(torch.tensor(-dt), borders)) == math.floor(
-            math.log(max(dt, 1)) / 0.301
-        )
-    for bucket in range(3, 60):
-        edge = int(borders[bucket])
-        assert bucket_of(torch.tensor([edge - 1, edge]), borders).tolist() == [bucket - 1, bucket]
-
-
-def test_few_buckets_keep_the_far_past_together():
-    assert bucket_of(torch.tensor([0, 1, 2, 10**15]), time_bucket_borders(2)).tolist() == [
-        0,
-        0,
-        2,
-        2,
-    ]
-    assert bucket_of(torch.tensor([0, 10**15]), time_bucket_borders(0)).tolist() == [0, 0]
-    with pytest.raises(ValueError, match="time table"):
-        time_bucket_borders(-1)

@@ -5,13 +5,12 @@ one process of their own.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
+import torch
 
 from slipstream.ops.attention import RelativeBias, hstu_attention
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed on this machine"
@@ -41,29 +40,20 @@ attention_triton.BLOCK = 16
 assert_close(Case(lengths=(40, 9)), "triton")
 from dataclasses import replace
 honest = attention_triton._launch
-attention_triton._launch = lambda kernel, a, *rest: honest(kernel, replace(a, scale=a.scale * 1.001), *rest)
+def spoilt(kernel, a, *rest):
+    honest(kernel, replace(a, scale=a.scale * 1.001), *rest)
+attention_triton._launch = spoilt
 assert max(distances(Case(), "triton").values()) > 1e-4, "the comparison cannot fail"
 print("equal")
 """
 
 
+@pytest.mark.system
 def test_interpreted_kernels_equal_the_reference():
-    paths = os.environ["PYTHONPATH"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.stdout.strip() == "equal", done.stderr[-3000:]
+    assert run_python(CODE, TRITON_INTERPRET="1") == "equal"
 
 
-def test_without_an_accelerator_or_the_interpreter_it_says_so(monkeypatch):
-    import torch
-
+def test_without_an_accelerator_or_the_interpreter_it_is_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x = torch.ones(2, 1, 4)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):

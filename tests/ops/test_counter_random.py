@@ -1,35 +1,23 @@
 """The stateless generator: fixed forever, equal in both languages, and random enough."""
 
-import ctypes
-
-import pytest
 import torch
 
-from slipstream.ops import counter_random, native
+from slipstream.ops import counter_random
+from slipstream.ops.kernel_call import kernel
+from tests.support.operator_parity import needs_native
 
 
 def test_known_values_never_change():
-    """Checkpoints and resumed runs rely on these very bits (SplitMix64 from state 0 gives the
-    first).
-    """
+    """Stored runs depend on these bits; the first is SplitMix64's from state 0."""
     assert counter_random.mix64_int(0) % (1 << 64) == 0xE220A8397B1DCDAF
     assert counter_random.derive_seed(1, 2) != counter_random.derive_seed(2, 1)
 
 
-def test_native_twin_is_equal_bit_for_bit():
-    lib = native.library()
-    if lib is None:
-        pytest.skip("native kernels were not built on this machine")
+@needs_native
+def test_the_compiled_function_is_equal_bit_for_bit():
     rows_T = torch.tensor([0, 1, 2**63 - 1, -5, 12345678901234])
     out = torch.empty(5, 7)
-    lib.ss_random_uniform(
-        ctypes.c_int64(99),
-        ctypes.c_void_p(native.address(rows_T)),
-        ctypes.c_int64(5),
-        ctypes.c_int64(7),
-        ctypes.c_void_p(native.address(out)),
-        2,
-    )
+    kernel("ss_random_uniform")(99, rows_T, 5, 7, out)
     assert torch.equal(out, counter_random.random_uniform(99, rows_T, 7))
 
 

@@ -1,6 +1,4 @@
-"""Retrieval losses: native equals the fp64 reference with all gradients, memory stays small, wrong
-operands are refused.
-"""
+"""Retrieval losses: native equals the fp64 reference with all gradients, wrong ones are refused."""
 
 import pytest
 import torch
@@ -8,117 +6,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.ops import losses, losses_tiled_native, rows_native
+from tests.support.loss_cases import LossCase
 from tests.support.operator_parity import assert_parity, needs_native
 
-TOKENS = st.sampled_from([0, 1, 2, 7, 40, 300])
-ROWS = st.sampled_from([1, 2, 9, 301])
-WIDTHS = st.sampled_from([1, 3, 4, 7, 8, 9, 15, 16, 17, 24, 33, 50, 64, 72, 131])
-NEGATIVES = st.sampled_from([0, 1, 3, 4, 5, 8, 17, 128])
-SEEDS = st.integers(0, 2**31)
-
-
-class Case:
-    """Seeded operands of a loss."""
-
-    def __init__(self, tokens: int, num_rows: int, width: int, negatives: int, seed: int) -> None:
-        g = torch.Generator().manual_seed(seed)
-        self.hidden_TD, self.rows_UD = (
-            torch.randn(tokens, width, generator=g),
-            torch.randn(num_rows, width, generator=g),
-        )
-        self.targets_T = torch.randint(num_rows, (tokens,), generator=g)
-        self.negatives_TR = torch.randint(num_rows, (tokens, negatives), generator=g)
-        self.negatives_R = torch.randint(num_rows, (negatives,), generator=g)
-        self.target_log_q_T = torch.randn(tokens, generator=g)
-        self.negative_log_q_TR = torch.randn(tokens, negatives, generator=g)
-        self.negative_log_q_R = torch.randn(negatives, generator=g)
-
-    def sampled(self, corrected: bool, temperature: float):
-        def operator(hidden_TD, rows_UD, *, backend):
-            corrections = {
-                "target_log_q_T": self.target_log_q_T.to(hidden_TD.dtype),
-                "negative_log_q_TR": self.negative_log_q_TR.to(hidden_TD.dtype),
-            }
-            return losses.sampled_softmax_loss(
-                hidden_TD, rows_UD, self.targets_T, self.negatives_TR, temperature=temperature, backend=backend,
-                **(corrections if corrected else {}),
-            )  # fmt: skip
-
-        return operator
-
-    def shared(self, corrected: bool, temperature: float):
-        def operator(hidden_TD, rows_UD, *, backend):
-            corrections = {
-                "target_log_q_T": self.target_log_q_T.to(hidden_TD.dtype),
-                "negative_log_q_R": self.negative_log_q_R.to(hidden_TD.dtype),
-            }
-            return losses.shared_softmax_loss(
-                hidden_TD, rows_UD, self.targets_T, self.negatives_R, temperature=temperature, backend=backend,
-                **(corrections if corrected else {}),
-            )  # fmt: skip
-
-        return operator
-
-    def full(self, temperature: float):
-        return lambda hidden_TD, rows_UD, *, backend: losses.full_softmax_loss(
-            hidden_TD, rows_UD, self.targets_T, temperature=temperature, backend=backend
-        )
+CASES = st.builds(
+    LossCase,
+    tokens=st.sampled_from([0, 1, 2, 7, 40, 300]),
+    num_rows=st.sampled_from([1, 2, 9, 301]),
+    width=st.sampled_from([1, 3, 4, 7, 8, 9, 15, 16, 17, 24, 33, 50, 64, 72, 131]),
+    negatives=st.sampled_from([0, 1, 3, 4, 5, 8, 17, 128]),
+    seed=st.integers(0, 2**31),
+)
 
 
 @needs_native
 @settings(max_examples=80, deadline=None)
-@given(
-    tokens=TOKENS,
-    num_rows=ROWS,
-    width=WIDTHS,
-    negatives=NEGATIVES,
-    seed=SEEDS,
-    corrected=st.booleans(),
-)
-def test_sampled_softmax_native_equals_reference(
-    tokens, num_rows, width, negatives, seed, corrected
-):
-    case = Case(tokens, num_rows, width, negatives, seed)
+@given(case=CASES, corrected=st.booleans())
+def test_sampled_softmax_native_equals_reference(case, corrected):
     assert_parity(case.sampled(corrected, 0.7), case.hidden_TD, case.rows_UD)
 
 
 @needs_native
 def test_sampled_softmax_native_equals_reference_through_buckets(monkeypatch):
-    """Row gradients too large for a copy per thread are dealt into buckets."""
+    """Row gradients too large for a copy per thread are summed bucket by bucket."""
     monkeypatch.setattr(rows_native, "_COPIES_BYTES", 0)
-    case = Case(90, 4001, 50, 33, seed=3)
+    case = LossCase(90, 4001, 50, 33, seed=3)
     assert_parity(case.sampled(True, 0.5), case.hidden_TD, case.rows_UD)
 
 
 @needs_native
 @settings(max_examples=40, deadline=None)
-@given(
-    tokens=TOKENS,
-    num_rows=ROWS,
-    width=WIDTHS,
-    negatives=NEGATIVES,
-    seed=SEEDS,
-    corrected=st.booleans(),
-)
-def test_shared_softmax_native_equals_reference(
-    tokens, num_rows, width, negatives, seed, corrected
-):
-    case = Case(tokens, num_rows, width, negatives, seed)
+@given(case=CASES, corrected=st.booleans())
+def test_shared_softmax_native_equals_reference(case, corrected):
     assert_parity(case.shared(corrected, 0.7), case.hidden_TD, case.rows_UD)
 
 
 @needs_native
 @settings(max_examples=40, deadline=None)
-@given(tokens=TOKENS, num_rows=ROWS, width=WIDTHS, seed=SEEDS)
-def test_full_softmax_native_equals_reference(tokens, num_rows, width, seed):
-    case = Case(tokens, num_rows, width, 0, seed)
+@given(case=CASES)
+def test_full_softmax_native_equals_reference(case):
     assert_parity(case.full(0.7), case.hidden_TD, case.rows_UD)
 
 
 @needs_native
 def test_tiles_join_without_a_seam(monkeypatch):
     monkeypatch.setattr(losses_tiled_native, "_TILE_VALUES", 1000)
-    case = Case(37, 211, 20, 100, seed=5)
+    case = LossCase(37, 211, 20, 100, seed=5)
     assert_parity(case.full(0.2), case.hidden_TD, case.rows_UD)
     assert_parity(case.shared(True, 0.2), case.hidden_TD, case.rows_UD)
 
@@ -126,7 +59,7 @@ def test_tiles_join_without_a_seam(monkeypatch):
 @needs_native
 def test_sharp_temperatures_keep_their_precision():
     """Cosine similarity over temperature 0.05, and logits far beyond what exp can hold."""
-    case = Case(50, 301, 64, 128, seed=8)
+    case = LossCase(50, 301, 64, 128, seed=8)
     hidden_TD, rows_UD = (torch.nn.functional.normalize(x) for x in (case.hidden_TD, case.rows_UD))
     for operator in (case.sampled(False, 0.05), case.shared(False, 0.05), case.full(0.05)):
         assert_parity(operator, hidden_TD, rows_UD)
@@ -137,7 +70,7 @@ def test_sharp_temperatures_keep_their_precision():
 
 @needs_native
 def test_no_gradient_wanted_gives_the_same_loss_and_keeps_nothing():
-    case = Case(40, 301, 50, 128, seed=1)
+    case = LossCase(40, 301, 50, 128, seed=1)
     with torch.no_grad():
         plain_T = case.sampled(True, 0.7)(case.hidden_TD, case.rows_UD, backend="native")
     tracked_T = case.sampled(True, 0.7)(
@@ -149,8 +82,23 @@ def test_no_gradient_wanted_gives_the_same_loss_and_keeps_nothing():
 
 
 @needs_native
+def test_forward_keeps_nothing_as_large_as_tokens_x_negatives_x_width():
+    case, kept = LossCase(300, 50, 64, 128, seed=4), []
+
+    def keep(tensor):
+        kept.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        case.sampled(True, 0.7)(
+            case.hidden_TD.requires_grad_(), case.rows_UD.requires_grad_(), backend="native"
+        )
+    assert kept and sum(kept) < 300 * 128 * 64 * 4 / 4
+
+
+@needs_native
 def test_a_nan_is_not_swallowed():
-    case = Case(20, 30, 16, 8, seed=2)
+    case = LossCase(20, 30, 16, 8, seed=2)
     case.hidden_TD[3, 5] = float("nan")
     for operator in (case.sampled(False, 1.0), case.shared(False, 1.0), case.full(1.0)):
         loss_T = operator(case.hidden_TD, case.rows_UD, backend="native")

@@ -1,14 +1,11 @@
-"""Fused neighbours: native equals the fp64 reference, masks agree bit for bit, wrong operands are
-refused.
-"""
+"""Pointwise operators: native equals the fp64 reference, masks bit for bit, wrong ones refused."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.ops import pointwise as neighbours
-from slipstream.ops import pointwise_reference as neighbours_reference
+from slipstream.ops import pointwise, pointwise_reference
 from tests.support.operator_parity import assert_parity, needs_native, results, threads
 
 TOKENS = st.sampled_from([0, 1, 2, 7, 33, 700])
@@ -31,7 +28,7 @@ def test_linear_silu_native_equals_reference(tokens, width, out, seed, bias):
     inputs = [randn(seed, tokens, width), randn(seed + 1, out, width)] + (
         [randn(seed + 2, out)] if bias else []
     )
-    assert_parity(neighbours.linear_silu, *inputs)
+    assert_parity(pointwise.linear_silu, *inputs)
 
 
 @needs_native
@@ -48,7 +45,7 @@ def test_norm_gate_dropout_native_equals_reference(tokens, width, seed, weight, 
     ids_T = names(seed, tokens)
 
     def operator(x_TF, gate_TF, weight_F=None, *, backend):
-        return neighbours.norm_gate_dropout(
+        return pointwise.norm_gate_dropout(
             x_TF,
             gate_TF,
             norm=norm,
@@ -73,7 +70,7 @@ def test_norm_gate_dropout_native_equals_reference(tokens, width, seed, weight, 
 @given(tokens=TOKENS, width=WIDTHS, seed=SEEDS, weight=st.booleans())
 def test_rms_norm_native_equals_reference(tokens, width, seed, weight):
     assert_parity(
-        neighbours.rms_norm,
+        pointwise.rms_norm,
         randn(seed, tokens, width),
         *([randn(seed + 1, width)] if weight else []),
         floor=1.0,
@@ -88,13 +85,11 @@ def test_dropout_native_equals_reference_bit_for_bit(tokens, width, seed, p):
     for count in (1, 2):
         with threads(count):
             one = results(
-                lambda x: neighbours.dropout(
-                    x, p=p, seed=seed, token_ids_T=ids_T, backend="native"
-                ),
+                lambda x: pointwise.dropout(x, p=p, seed=seed, token_ids_T=ids_T, backend="native"),
                 x_TD,
             )
         other = results(
-            lambda x: neighbours.dropout(x, p=p, seed=seed, token_ids_T=ids_T, backend="reference"),
+            lambda x: pointwise.dropout(x, p=p, seed=seed, token_ids_T=ids_T, backend="reference"),
             x_TD,
         )
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -105,43 +100,43 @@ def test_native_masks_are_the_named_ones_at_a_large_size():
     ones_TD, ids_T = torch.ones(3000, 129), names(5, 3000)
     for p in (0.2, 0.3, 0.7, 0.1 + 0.2):
         kept = (
-            neighbours.dropout(ones_TD, p=p, seed=2**63 - 1, token_ids_T=ids_T, backend="native")
+            pointwise.dropout(ones_TD, p=p, seed=2**63 - 1, token_ids_T=ids_T, backend="native")
             != 0
         )
-        assert torch.equal(kept, neighbours_reference.keep_mask(2**63 - 1, ids_T, 129, p))
+        assert torch.equal(kept, pointwise_reference.keep_mask(2**63 - 1, ids_T, 129, p))
 
 
 @needs_native
 def test_extreme_values_stay_finite_or_nan_as_they_should():
     x_TD = torch.tensor([[-1e4, -88.5, -87.5, -20.0, 0.0, 20.0, 88.0, 1e4, 3.0]])
     eye = torch.eye(9)
-    assert_parity(neighbours.linear_silu, x_TD, eye)
+    assert_parity(pointwise.linear_silu, x_TD, eye)
     x_TD[0, 3] = float("nan")
-    assert torch.isnan(neighbours.linear_silu(x_TD, eye, backend="native")).all()
+    assert torch.isnan(pointwise.linear_silu(x_TD, eye, backend="native")).all()
 
 
 WRONG = [
-    (TypeError, lambda x, i: neighbours.linear_silu(x.long(), x)),
-    (TypeError, lambda x, i: neighbours.linear_silu(x, x.double())),
-    (TypeError, lambda x, i: neighbours.linear_silu([1.0], x)),
-    (ValueError, lambda x, i: neighbours.linear_silu(x, x[:, :3])),
-    (ValueError, lambda x, i: neighbours.linear_silu(x, x, x)),
-    (ValueError, lambda x, i: neighbours.linear_silu(x[0], x)),
-    (ValueError, lambda x, i: neighbours.linear_silu(x, x.to("meta"))),
-    (ValueError, lambda x, i: neighbours.rms_norm(x, x[0, :3])),
-    (ValueError, lambda x, i: neighbours.rms_norm(x, eps=-1.0)),
-    (ValueError, lambda x, i: neighbours.layer_norm(x, eps=float("nan"))),
-    (ValueError, lambda x, i: neighbours.norm_gate_dropout(x, x[1:])),
-    (ValueError, lambda x, i: neighbours.norm_gate_dropout(x, x, norm="batch")),
-    (ValueError, lambda x, i: neighbours.norm_gate_dropout(x, x, p=0.5, seed=1)),
-    (ValueError, lambda x, i: neighbours.norm_gate_dropout(x, x, p=1.0, seed=1, token_ids_T=i)),
-    (ValueError, lambda x, i: neighbours.dropout(x, p=-0.1, seed=1, token_ids_T=i)),
-    (ValueError, lambda x, i: neighbours.dropout(x, p=0.1, seed=1 << 64, token_ids_T=i)),
-    (ValueError, lambda x, i: neighbours.dropout(x, p=0.1, seed=1, token_ids_T=i[1:])),
-    (TypeError, lambda x, i: neighbours.dropout(x, p=0.1, seed=1, token_ids_T=i.int())),
+    (TypeError, lambda x, i: pointwise.linear_silu(x.long(), x)),
+    (TypeError, lambda x, i: pointwise.linear_silu(x, x.double())),
+    (TypeError, lambda x, i: pointwise.linear_silu([1.0], x)),
+    (ValueError, lambda x, i: pointwise.linear_silu(x, x[:, :3])),
+    (ValueError, lambda x, i: pointwise.linear_silu(x, x, x)),
+    (ValueError, lambda x, i: pointwise.linear_silu(x[0], x)),
+    (ValueError, lambda x, i: pointwise.linear_silu(x, x.to("meta"))),
+    (ValueError, lambda x, i: pointwise.rms_norm(x, x[0, :3])),
+    (ValueError, lambda x, i: pointwise.rms_norm(x, eps=-1.0)),
+    (ValueError, lambda x, i: pointwise.layer_norm(x, eps=float("nan"))),
+    (ValueError, lambda x, i: pointwise.norm_gate_dropout(x, x[1:])),
+    (ValueError, lambda x, i: pointwise.norm_gate_dropout(x, x, norm="batch")),
+    (ValueError, lambda x, i: pointwise.norm_gate_dropout(x, x, p=0.5, seed=1)),
+    (ValueError, lambda x, i: pointwise.norm_gate_dropout(x, x, p=1.0, seed=1, token_ids_T=i)),
+    (ValueError, lambda x, i: pointwise.dropout(x, p=-0.1, seed=1, token_ids_T=i)),
+    (ValueError, lambda x, i: pointwise.dropout(x, p=0.1, seed=1 << 64, token_ids_T=i)),
+    (ValueError, lambda x, i: pointwise.dropout(x, p=0.1, seed=1, token_ids_T=i[1:])),
+    (TypeError, lambda x, i: pointwise.dropout(x, p=0.1, seed=1, token_ids_T=i.int())),
     (
         ValueError,
-        lambda x, i: neighbours.dropout(x.double(), p=0.1, seed=1, token_ids_T=i, backend="native"),
+        lambda x, i: pointwise.dropout(x.double(), p=0.1, seed=1, token_ids_T=i, backend="native"),
     ),
 ]
 
@@ -160,12 +155,12 @@ def test_without_gradients_the_values_are_the_same():
         torch.randn(24, 16, requires_grad=True),
         torch.randn(9, 24),
     )
-    recorded = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+    recorded = pointwise.norm_gate_dropout(pointwise.linear_silu(x_TD, weight_FD), gate_TF)
     assert recorded.requires_grad
     with torch.no_grad():
-        plain = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+        plain = pointwise.norm_gate_dropout(pointwise.linear_silu(x_TD, weight_FD), gate_TF)
     with torch.inference_mode():
-        served = neighbours.norm_gate_dropout(neighbours.linear_silu(x_TD, weight_FD), gate_TF)
+        served = pointwise.norm_gate_dropout(pointwise.linear_silu(x_TD, weight_FD), gate_TF)
     assert (
         not plain.requires_grad and torch.equal(plain, recorded) and torch.equal(served, recorded)
     )

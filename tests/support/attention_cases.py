@@ -1,6 +1,4 @@
-"""Seeded attention problems and the comparison of a back-end with the fp64 reference, shared by the
-attention tests.
-"""
+"""Seeded attention problems, and the comparison of a back-end with the fp64 reference."""
 
 from dataclasses import dataclass
 
@@ -64,9 +62,7 @@ class Case:
 
 
 def run(case: Case, backend: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """The output and the gradients of every table and tensor, in the order of NAMES (absent tables
-    left out).
-    """
+    """The output and all gradients, in the order of NAMES, without those of absent tables."""
     a = case.arguments()
     leaves = {
         name: a[name].to(dtype).requires_grad_()
@@ -104,14 +100,12 @@ def run(case: Case, backend: str, dtype: torch.dtype = torch.float32) -> list[to
 
 
 def distances(case: Case, backend: str) -> dict[str, float]:
-    """How far a back-end in fp32 is from the reference in fp64: |difference| / |reference|, by
-    name.
-    """
+    """|difference| / |reference| of a back-end in fp32 and the reference in fp64, by name."""
     names = NAMES[:4] + (NAMES[4:5] if case.position else ()) + (NAMES[5:] if case.time else ())
     pairs = zip(names, run(case, "reference", torch.float64), run(case, backend), strict=True)
     return {
-        name: float((judge - found).norm() / judge.norm().clamp_min(1e-9))
-        for name, judge, found in pairs
+        name: float((expected - found).norm() / expected.norm().clamp_min(1e-9))
+        for name, expected, found in pairs
     }
 
 

@@ -1,4 +1,4 @@
-"""Small seeded inputs for the model tests: plain tensors shaped as models/inputs.py says."""
+"""Small models and seeded inputs for the model tests."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def config(kind, **settings):
 def model(
     kind, task="retrieval", dtype=torch.float64, user_features=(), item_features=(), **settings
 ):
-    """A model with weights large enough that every part of it is felt."""
+    """A model with weights large enough that every part of it changes the output."""
     torch.manual_seed(7)
     tasks = TASKS if task == "ranking" else ()
     built = build_model(config(kind, **settings), task, tasks, user_features, item_features).to(
@@ -51,9 +51,7 @@ def given(
     item_features=(),
     dropout_seed=None,
 ):
-    """A batch of sequences with these numbers of behaviours, the last of them candidates where
-    asked.
-    """
+    """A batch of sequences of these lengths; `candidates` says how many of each are candidates."""
     generator = torch.Generator().manual_seed(seed)
     tokens, users = sum(lengths), len(lengths)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
@@ -101,6 +99,16 @@ def part(batch, b, first=0, last=None, candidates=None):
         labels_TA=batch.labels_TA[tokens],
         num_candidates_B=torch.tensor([candidates]) if candidates else None,
     )
+
+
+def prefill(net, batch, past=None):
+    """Keys and values of a history for a later call's `past`, without the held-back behaviours."""
+    stream = net.stream(batch, past)
+    _, kept = net.backbone(stream.x_SD, stream.layout, past, keep_kv=True)
+    if net.held_back_behaviours == 0:
+        return kept
+    held_B = net.tokens_per_behaviour * (batch.offsets_B1.diff() > 0).long()
+    return [kv.first(kv.offsets_B1.diff() - held_B) for kv in kept]
 
 
 def rows_of(batch, b):

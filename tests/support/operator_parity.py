@@ -1,6 +1,4 @@
-"""Holds a back-end against the fp64 reference: outputs and all gradients, contiguous or not, on one
-thread or two.
-"""
+"""Compares a back-end with the fp64 reference: outputs and gradients, contiguous or not."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +23,12 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    """A seeded fp64 tensor that requires its gradient."""
+    generator = torch.Generator().manual_seed(seed + 7 * len(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
 def strided(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in memory with gaps."""
     if tensor.dim() == 0 or tensor.shape[-1] == 0:
@@ -33,7 +37,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def results(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """[output, gradient of each input], for an upstream gradient that differs from value to value."""
+    """[output, gradient of each input], for an upstream gradient that differs by value."""
     leaves = [x.detach().requires_grad_() for x in inputs]
     out = function(*leaves)
     weights = (
@@ -46,19 +50,19 @@ def results(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> lis
 
 def assert_close(
     found: torch.Tensor,
-    judge: torch.Tensor,
+    expected: torch.Tensor,
     name: str = "",
     tolerance: float = 1e-5,
     floor: float = 1e-6,
 ) -> None:
-    """Relative to the largest value of the judge, or to `floor` where that is larger."""
-    assert found.shape == judge.shape, (
-        f"{name}: shape {tuple(found.shape)} instead of {tuple(judge.shape)}"
+    """Compare relative to the largest expected value, or to `floor` where that is larger."""
+    assert found.shape == expected.shape, (
+        f"{name}: shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
     )
-    if judge.numel() == 0:
+    if expected.numel() == 0:
         return
-    scale = max(judge.abs().max().item(), floor)
-    error = (found.double() - judge).abs().max().item()
+    scale = max(expected.abs().max().item(), floor)
+    error = (found.double() - expected).abs().max().item()
     assert error <= tolerance * scale, f"{name}: off by {error / scale:.2e} of the largest value"
 
 
@@ -69,14 +73,12 @@ def assert_parity(
     thread_counts: tuple[int, ...] = (1, 2),
     floor: float = 1e-6,
 ) -> None:
-    """function(*inputs, backend=…) against the reference in fp64; repetition must be equal bit for
-    bit.
-    """
-    judge = results(lambda *x: function(*x, backend="reference"), *(x.double() for x in inputs))
+    """Compare function(*inputs, backend=…) with the reference in fp64; repetitions bit for bit."""
+    expected = results(lambda *x: function(*x, backend="reference"), *(x.double() for x in inputs))
     for count in thread_counts:
         with threads(count):
             found = results(lambda *x: function(*x, backend=backend), *inputs)
-            for number, (one, other) in enumerate(zip(found, judge, strict=True)):
+            for number, (one, other) in enumerate(zip(found, expected, strict=True)):
                 name = (
                     f"{backend}, {count} thread(s), "
                     f"{'output' if number == 0 else f'gradient {number}'}"

@@ -11,7 +11,7 @@ from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
 from slipstream.ops import grouped_losses_native, grouped_losses_reference
 from slipstream.ops.grouped_losses import GroupedSoftmaxInputs
-from slipstream.ops.token_groups import Groups
+from slipstream.ops.grouped_types import TokenGroups
 from slipstream.training import negative_fetch
 from slipstream.training.loop import train_step
 from slipstream.training.negative_fetch import SegmentedStep
@@ -142,7 +142,7 @@ def test_rows_from_disk_and_hashed_tables(store, tmp_path):
 
 def test_plain_and_compiled_pieces_agree():
     draw = torch.Generator().manual_seed(4)
-    groups = Groups(torch.tensor([0, 3, 7, 8]), torch.tensor([0, 3, 7, 8]))
+    groups = TokenGroups(torch.tensor([0, 3, 7, 8]), torch.tensor([0, 3, 7, 8]))
     hidden, targets, rows = (torch.randn(n, 20, generator=draw) for n in (8, 8, 50))
     negatives, same = (
         torch.randint(50, (8, 9), generator=draw),
@@ -153,10 +153,10 @@ def test_plain_and_compiled_pieces_agree():
         loss, scored = serve.score(
             GroupedSoftmaxInputs(hidden, targets, same, rows, negatives, groups, 0.5)
         )
-        order, starts = serve.deal(negatives, 50, 6)
+        order, starts = serve.sort_into_buckets(negatives, 50, 6)
         out = torch.zeros(50, 20)
         for first in (0, 2, 4):
-            serve.add_dealt(
+            serve.add_bucket_gradients(
                 out,
                 hidden,
                 scored,

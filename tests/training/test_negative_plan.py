@@ -7,7 +7,7 @@ import torch
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
-from slipstream.ops.token_groups import Groups
+from slipstream.ops.grouped_types import TokenGroups
 from slipstream.pipeline.peers import Peers
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
@@ -163,7 +163,7 @@ def test_the_literal_reading_is_another_objective():
         torch.randint(12, (5,), generator=draw),
         torch.randint(12, (5, 7), generator=draw),
     )
-    groups = Groups(torch.tensor([0, 3, 5]), torch.tensor([0, 3, 5]))
+    groups = TokenGroups(torch.tensor([0, 3, 5]), torch.tensor([0, 3, 5]))
     loss = literal_shared_softmax(
         RetrievalLossInputs(hidden, rows, targets, negatives, 0.5, groups=groups, literal=True)
     )

@@ -132,6 +132,11 @@ def _rows(tokens: int) -> dict[str, dict[str, Step]]:
         state_N[rows_U] = state_U
         weights_ND[rows_U] -= 0.1 * grads_UD / (state_U.sqrt() + 1e-8).unsqueeze(1)
 
+    def our_update() -> None:
+        rows_U, inverse_T = rows.unique_keys(touched_T)
+        grads_UD = rows.coalesce(grads_TD, inverse_T, rows_U.numel())
+        rows.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr=0.1, eps=1e-8)
+
     return {
         "unique_keys": {
             OURS: lambda: rows.unique_keys(keys_T),
@@ -142,9 +147,7 @@ def _rows(tokens: int) -> dict[str, dict[str, Step]]:
             PLAIN: _stepping(lambda r: r[index_T], rows_UD),
         },
         "rowwise_adagrad": {
-            OURS: lambda: rows.rowwise_adagrad_from_tokens_(
-                weights_ND, state_N, touched_T, grads_TD, lr=0.1, eps=1e-8
-            ),
+            OURS: our_update,
             PLAIN: sorted_update,
         },
     }

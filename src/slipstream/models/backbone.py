@@ -1,9 +1,9 @@
-"""What HSTU, FuXi and SASRec share: the tokens' way through the layers, absolute positions, and the
-cached prefix.
+"""What HSTU, FuXi and SASRec share: the stack of layers, absolute positions, and cached prefixes.
 
-A layer is given the tokens, the `View` (who sees whom, and when things happened) and, where a
-prefix was computed before, its keys and values. Everything a token's output depends on lies before
-it, so a prefix computed once stays true whatever follows.
+A layer gets the tokens, the `View` (who sees whom, and when things happened) and, where a prefix
+was computed before, its keys and values. A token's output depends only on what comes before it, so
+a cached prefix stays exact whatever follows. Touch this when layers need something new from the
+batch, or when what is cached of a prefix changes.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +30,9 @@ _SEED_MASK = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class KV:
-    """One layer's keys and values of tokens already seen, with their times; sequence b owns
-    `offsets_B1[b]:offsets_B1[b + 1]`.
+    """One layer's keys and values of a cached prefix, with their times.
+
+    Sequence b owns `offsets_B1[b]:offsets_B1[b + 1]`.
     """
 
     k_SHK: torch.Tensor
@@ -53,26 +54,24 @@ class KV:
 
 @dataclass(frozen=True)
 class View:
-    """What all layers of one forward share."""
+    """What all layers of one forward pass share."""
 
     q_offsets_B1: torch.Tensor
-    k_offsets_B1: torch.Tensor | None  # None: the queries' own offsets, nothing came before
+    k_offsets_B1: torch.Tensor | None  # None: no prefix, the keys are the queries' tokens
     query_timestamps_T: torch.Tensor
     key_timestamps_S: torch.Tensor
     token_ids_T: torch.Tensor
     num_candidates_B: torch.Tensor | None
     dropout_seed: int | None
-    join_S: (
-        torch.Tensor | None
-    )  # rows of cat([past, new]) in joined order; None: that order already
+    join_S: torch.Tensor | None  # the order of cat([past, new]) by sequence; None: as it is
 
     def join(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Each sequence's new rows behind its past ones."""
+        """Put each sequence's new rows behind its past ones."""
         both = torch.cat([past, new])
         return both if self.join_S is None else both.index_select(0, self.join_S)
 
     def seed(self, layer: int, purpose: int = 0) -> int | None:
-        """A seed of its own for every place where dropout happens; None where none does."""
+        """The seed of one place where dropout happens; None where there is no dropout."""
         return (
             None
             if self.dropout_seed is None
@@ -81,29 +80,25 @@ class View:
 
 
 class Layer(nn.Module, ABC):
-    """A block of a backbone: `forward` gives the new tokens and the keys and values they and their
-    past were attended with.
-    """
+    """A block of a backbone: computes tokens, and the keys and values of past and new tokens."""
 
     @abstractmethod
     def forward(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Called by the backbone, layer after layer."""
+        """Compute the tokens of the next layer; called by the backbone."""
 
     @abstractmethod
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `forward` gives second, bit for bit: for the last layer of a prefix, whose own
-        tokens nobody reads.
-        """
+        """Only the keys and values of `forward`, bit for bit: for the last layer of a prefix."""
 
 
 def joined_heads(
     k_TF: torch.Tensor, v_TF: torch.Tensor, heads: int, view: View, past: KV | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values by head, behind those of the past."""
+    """Keys and values by head, each sequence's behind those of its past."""
     k_SHK, v_SHV = k_TF.unflatten(1, (heads, -1)), v_TF.unflatten(1, (heads, -1))
     return (
         (k_SHK, v_SHV)
@@ -113,8 +108,9 @@ def joined_heads(
 
 
 class Backbone(nn.Module):
-    """Positions, input dropout, layers. `capacity` is the longest token stream, candidates counted
-    as one.
+    """Positions, input dropout, layers; `capacity` is the longest stream of tokens.
+
+    All candidates of a sequence count as one token.
     """
 
     def __init__(
@@ -142,14 +138,15 @@ class Backbone(nn.Module):
         past: list[KV] | None = None,
         keep_kv: bool = False,
     ) -> tuple[torch.Tensor, list[KV]]:
-        """Hidden rows of the tokens handed in, and with `keep_kv` each layer's keys and values of
-        all tokens but candidates.
+        """Hidden rows of the tokens, and with `keep_kv` each layer's keys and values.
+
+        Candidates are not kept.
         """
         if past is not None and len(past) != len(self.layers):
             raise ValueError(
                 f"a past of {len(past)} layers cannot continue a model of {len(self.layers)}"
             )
-        view = _view(layout, past)
+        view = make_view(layout, past)
         x_TD = self.enter(x_TD, view)
         kept: list[KV] = []
         for index, layer in enumerate(self.layers):
@@ -159,7 +156,7 @@ class Backbone(nn.Module):
         return self.leave(x_TD), kept
 
     def enter(self, x_TD: torch.Tensor, view: View) -> torch.Tensor:
-        """Tokens as the first layer reads them: positions added, input dropout done."""
+        """Tokens as the first layer reads them: with positions, after input dropout."""
         if self.positions_PD is not None:
             x_TD = x_TD + nn.functional.embedding(self._positions_T(view), self.positions_PD)
         seed = view.seed(len(self.layers))
@@ -170,9 +167,7 @@ class Backbone(nn.Module):
         return x_TD if self.final_norm is None else self.final_norm(x_TD)
 
     def _positions_T(self, view: View) -> torch.Tensor:
-        """Each new token's place in its whole sequence; all candidates stand just after the
-        history.
-        """
+        """Each new token's position in its sequence; all candidates stand after the history."""
         sequence_T, place_T = sequence_and_place(view.q_offsets_B1)
         k_offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
         total_B = k_offsets_B1.diff()
@@ -189,10 +184,9 @@ class Backbone(nn.Module):
         return position_T
 
 
-def _view(layout: Layout, past: list[KV] | None) -> View:
+def make_view(layout: Layout, past: list[KV] | None) -> View:
+    """The view of a batch, behind its cached prefix where there is one."""
     if past is None:
-        if layout.past_lengths_B is not None and bool(layout.past_lengths_B.any()):
-            raise ValueError("the layout speaks of a past, but no keys and values of it were given")
         k_offsets_B1, key_timestamps_S, join_S = None, layout.timestamps_T, None
     else:
         past_offsets_B1 = past[0].offsets_B1
@@ -201,10 +195,6 @@ def _view(layout: Layout, past: list[KV] | None) -> View:
                 f"a past of {past_offsets_B1.numel() - 1} sequences, but "
                 f"{layout.offsets_B1.numel() - 1} new ones"
             )
-        if layout.past_lengths_B is not None and not torch.equal(
-            layout.past_lengths_B, past_offsets_B1.diff()
-        ):
-            raise ValueError("the layout's past lengths are not those of the keys and values given")
         k_offsets_B1, order_S = join_order(past_offsets_B1, layout.offsets_B1)
         join_S = order_S if past_offsets_B1.numel() > 2 else None
         key_timestamps_S = torch.cat([past[0].timestamps_S, layout.timestamps_T]).index_select(
@@ -224,7 +214,7 @@ def _view(layout: Layout, past: list[KV] | None) -> View:
 
 def _without_candidates(k_SHK: torch.Tensor, v_SHV: torch.Tensor, view: View) -> KV:
     offsets_B1 = view.q_offsets_B1 if view.k_offsets_B1 is None else view.k_offsets_B1
-    # Copied out, or the cache would keep the whole projection alive that k and v are cut from.
+    # Copied, or the cache would keep alive the whole projection of which k and v are views.
     whole = KV(k_SHK.contiguous(), v_SHV.contiguous(), view.key_timestamps_S, offsets_B1)
     return (
         whole

@@ -1,4 +1,4 @@
-"""One door to all models: a config and a task in, a module out."""
+"""Builds a model from its config and task. Touch this when a task or a kind of model is added."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def build_model(
     user_features: Sequence[str] = (),
     item_features: Sequence[str] = (),
 ) -> RetrievalModel | RankingModel:
-    """The model of a recipe. Weights depend on torch's seed alone."""
+    """Build the model of a recipe; its weights depend on torch's seed alone."""
     if task == "ranking":
         return RankingModel(config, tasks, user_features, item_features)
     if task == "retrieval":
@@ -25,5 +25,5 @@ def build_model(
 
 
 def dense_parameters(model: nn.Module) -> int:
-    """Parameters of the model itself; embedding tables are not part of it."""
+    """The number of parameters of the model itself, without embedding tables."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,7 +1,7 @@
-"""How many floating-point operations a forward pass is worth, the numerator of MFU.
+"""How many floating-point operations a forward pass needs: the numerator of MFU.
 
-A multiply-add counts two. Only what the model must do earns anything: padding and recomputation do
-not, nor do norms, activations, biases and dropout. With T tokens, n the tokens of each sequence,
+A multiply-add counts two. Only what the model must compute counts: no padding, no recomputation,
+and no norms, activations, biases or dropout. With T tokens, n the tokens of each sequence,
 width D, H heads, feed-forward width F, per layer:
 
     HSTU     2 T D (2 H dqk + 2 H dv)  +  sum n(n+1) H (dqk + dv)      +  2 T H dv D
@@ -9,28 +9,34 @@ width D, H heads, feed-forward width F, per layer:
     SASRec   2 T D (2 H dqk +   H dv)  +  sum n(n+1) H (dqk + dv)      +  2 T H dv D    +  4 T D F
 
 C is FuXi's number of maps: the semantic one, and the time and position maps where the recipe has
-them. The retrieval loss adds
-2 T (1 + R) D for R negatives a token; ranking's task networks add 2 T A (D M + M) for A tasks of
-inner width M at the items. Training is three times a forward pass.
+them. The retrieval loss adds 2 T (1 + R) D for R negatives a token; ranking's task networks add
+2 T A (D M + M) for A tasks of inner width M at the items. Training is three times a forward pass.
+Touch this when a layer gets another product.
 """
 
 from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
 from slipstream.models.model_config import ModelConfig, Task
 
 TRAINING_FACTOR = 3
 
 
+class StepOptions(TypedDict, total=False):
+    """What the FLOPs of a step depend on besides the model and the lengths."""
+
+    task: Task  # retrieval unless given
+    negatives: int
+    num_tasks: int
+    user_tokens: int
+
+
 def forward_flops(
-    config: ModelConfig,
-    lengths: Iterable[int],
-    *,
-    task: Task = "retrieval",
-    negatives: int = 0,
-    num_tasks: int = 0,
-    user_tokens: int = 0,
+    config: ModelConfig, lengths: Iterable[int], **options: Unpack[StepOptions]
 ) -> int:
     """FLOPs of one forward pass with its loss, for sequences of so many behaviours each."""
+    task, num_tasks = options.get("task", "retrieval"), options.get("num_tasks", 0)
+    negatives, user_tokens = options.get("negatives", 0), options.get("user_tokens", 0)
     behaviours = [int(length) for length in lengths]
     per_behaviour = 2 if task == "ranking" else 1
     stream = [user_tokens + per_behaviour * length for length in behaviours]
@@ -42,23 +48,10 @@ def forward_flops(
 
 
 def training_flops(
-    config: ModelConfig,
-    lengths: Iterable[int],
-    *,
-    task: Task = "retrieval",
-    negatives: int = 0,
-    num_tasks: int = 0,
-    user_tokens: int = 0,
+    config: ModelConfig, lengths: Iterable[int], **options: Unpack[StepOptions]
 ) -> int:
     """FLOPs of forward and backward."""
-    return TRAINING_FACTOR * forward_flops(
-        config,
-        lengths,
-        task=task,
-        negatives=negatives,
-        num_tasks=num_tasks,
-        user_tokens=user_tokens,
-    )
+    return TRAINING_FACTOR * forward_flops(config, lengths, **options)
 
 
 def backbone_flops(config: ModelConfig, stream_lengths: Iterable[int]) -> int:

@@ -4,8 +4,8 @@
     h = RMS([SiLU(scale q·k)/divisor v, time bias v, position bias v]) * u
     o = x + W_o dropout(h) + b_o         y = o + W_3 dropout(SiLU(W_1 RMS(o)) * W_2 RMS(o))
 
-The time and position maps multiply the values raw: they do not share the semantic map's SiLU or
-divisor.
+The time and position maps multiply the values directly, without the semantic map's SiLU and
+divisor. Touch this when FuXi's layer changes; what it shares with HSTU is in gated_attention.py.
 """
 
 import torch
@@ -19,7 +19,7 @@ from slipstream.ops.pointwise import dropout, linear_silu, norm_gate_dropout, rm
 
 
 class SwiGLU(nn.Module):
-    """Gated feed-forward part with its norm; adds nothing of the residual."""
+    """The gated feed-forward part with its norm, without the residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

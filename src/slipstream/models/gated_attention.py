@@ -1,5 +1,9 @@
-"""What HSTU's and FuXi's layers share: [u, v, q, k] = SiLU(norm(x) W) and attention with relative
-bias over past and new tokens.
+"""What HSTU's and FuXi's layers share: the projection and attention with relative bias.
+
+    [u, v, q, k] = SiLU(norm(x) W)
+
+Keys and values of a cached prefix come before those of the new tokens. Touch this when both layers
+change.
 """
 
 from abc import abstractmethod
@@ -39,16 +43,14 @@ class GatedAttention(Layer):
 
     @abstractmethod
     def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """The tokens as the projection reads them."""
+        """Normalise the tokens before the projection."""
 
     def attend(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The gate, what attention read (heads and channels side by side), and the keys and values
-        it read.
-        """
+        """The gate, attention's output (heads and channels side by side), and keys and values."""
         normed_TD = self.norm(x_TD)
-        # Cutting the weight, not the product, leaves every part in one piece for attention.
+        # The weight is split, not the product: so every part is contiguous for attention.
         u_TF, v_TF, q_TF, k_TF = (
             linear_silu(normed_TD, part_FD) for part_FD in self.uvqk_FD.split(self.widths)
         )

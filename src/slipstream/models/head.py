@@ -1,5 +1,6 @@
-"""What the retrieval and the ranking model share: tokens from rows, the backbone, and the prefix
-that serving reuses.
+"""What the retrieval and the ranking model share: tokens from rows, and the backbone.
+
+Touch this when both kinds of model read something new from a batch.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,7 @@ from slipstream.models.stream import Stream, lay_out, token_rows
 
 
 def build_backbone(config: ModelConfig, *, tokens: int, capacity: int) -> Backbone:
-    """The stack of layers for streams of up to `capacity` tokens; `tokens` is the SiLU divisor
-    where the config names none.
-    """
+    """The layers for streams of up to `capacity` tokens; `tokens` is the default SiLU divisor."""
     divisor = float(tokens) if config.divisor is None else config.divisor
     if config.kind == "sasrec":
         return Backbone(
@@ -36,9 +35,7 @@ def build_backbone(config: ModelConfig, *, tokens: int, capacity: int) -> Backbo
 
 
 class SequenceModel(nn.Module):
-    """A backbone with the tokens it reads. `tokens_per_behaviour` is 1, or 2 where actions are
-    interleaved.
-    """
+    """A backbone with the tokens it reads: one per behaviour, or two with interleaved actions."""
 
     def __init__(
         self,
@@ -61,32 +58,11 @@ class SequenceModel(nn.Module):
 
     @property
     def held_back_behaviours(self) -> int:
-        """How many of a prefix's last behaviours cannot be cached, because they look back from the
-        time of what follows.
-        """
+        """How many last behaviours of a prefix cannot be cached: they use the next one's time."""
         return 1 if self.config.time_bias == "next" else 0
 
-    def prefill(self, given: ModelInput, past: list[KV] | None = None) -> list[KV]:
-        """Keys and values of a history, for a later call's `past`: exact whatever follows.
-
-        The last `held_back_behaviours` of every sequence are left out; hand them in again with what
-        follows them.
-        """
-        if given.num_candidates_B is not None and bool(given.num_candidates_B.any()):
-            raise ValueError(
-                "a prefix holds history only; score candidates in the call that uses it"
-            )
-        stream = self.stream(given, past)
-        _, kept = self.backbone(stream.x_SD, stream.layout, past, keep_kv=True)
-        if self.held_back_behaviours == 0:
-            return kept
-        held_B = self.tokens_per_behaviour * (given.offsets_B1.diff() > 0).long()
-        return [kv.first(kv.offsets_B1.diff() - held_B) for kv in kept]
-
     def stream(self, given: ModelInput, past: list[KV] | None) -> Stream:
-        """The token stream of a batch. User tokens belong to the prefix: with a past they are there
-        already.
-        """
+        """The token stream of a batch; with a past, the user tokens are already part of it."""
         behaviours_TD = token_rows(given.rows, self.item_names, self.factor)
         users = (
             []

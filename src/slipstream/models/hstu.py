@@ -1,11 +1,12 @@
 """HSTU's layer: pointwise SiLU attention with relative bias, gated by u.
 
-    [u, v, q, k] = SiLU(LN(x) W)      A = SiLU(scale q·k + position bias + time bias) / divisor,
-                                      causal
+    [u, v, q, k] = SiLU(LN(x) W)
+    A = SiLU(scale q·k + position bias + time bias) / divisor, causal
     y = x + W_o dropout(u * LN(A v)) + b_o
 
-Norms carry no weights of their own. The divisor is a constant of the model, never a batch's length:
-see docs/architecture.md.
+Norms have no weights. The divisor is a constant of the model, never a batch's length: see
+docs/architecture.md. Touch this when HSTU's layer changes; what it shares with FuXi is in
+gated_attention.py.
 """
 
 import torch

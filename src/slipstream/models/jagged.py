@@ -1,5 +1,6 @@
-"""Index arithmetic over jagged tokens: offsets, places, and joining what came before with what is
-new.
+"""Index arithmetic over jagged tokens: offsets, places, and new tokens behind past ones.
+
+Touch this when a model needs another way to address jagged tokens.
 """
 
 import torch
@@ -11,7 +12,7 @@ def offsets_from_lengths(lengths_B: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_and_place(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every token the sequence it belongs to and its place in it, both int64 [T]."""
+    """The sequence of every token and its place in it, both int64 [T]."""
     lengths_B = offsets_B1.diff()
     sequence_T = torch.arange(lengths_B.numel(), device=offsets_B1.device).repeat_interleave(
         lengths_B
@@ -23,9 +24,9 @@ def sequence_and_place(offsets_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def join_order(
     past_offsets_B1: torch.Tensor, new_offsets_B1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How to lay each sequence's new tokens behind its past ones.
+    """Offsets and order of each sequence's past tokens followed by its new ones.
 
-    Returns the joined offsets and, for every joined token, its row in `torch.cat([past, new])`.
+    The order gives, for every joined token, its row in `torch.cat([past, new])`.
     """
     joined_offsets_B1 = past_offsets_B1 + new_offsets_B1
     sequence_S, place_S = sequence_and_place(joined_offsets_B1)

@@ -1,7 +1,8 @@
 """The settings of a model, as a recipe writes them under `model:`.
 
-What is left open is filled in when the config is made, first from the named size, then from the
-kind, so a finished config (and its dump in a run or a bundle) says every number outright.
+What a recipe leaves out is filled in when the config is made, first from the named size, then from
+the kind. So a finished config (and its dump in a run or a bundle) holds every number. Touch this
+when a model gets another setting.
 """
 
 from typing import Any, Literal

@@ -1,10 +1,10 @@
-"""Ranking: items and actions interleaved; at each item the model says which actions will follow.
+"""Ranking: items and actions interleaved; at each item the model predicts the actions that follow.
 
     item_0 action_0 item_1 action_1 … candidate_0 candidate_1 …
 
 An item token sees the items and actions before it and itself, never its own action. Candidates are
 items without an action; each sees the history and itself, so a candidate's score does not depend on
-which others are scored beside it.
+the other candidates. Touch this when the task networks or the action tokens change.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,7 @@ class TaskHeads(nn.Module):
 
 
 class RankingModel(SequenceModel):
-    """Two tokens per behaviour. An action token is a base plus the embeddings of the tasks whose
-    label is 1.
-    """
+    """Two tokens per behaviour; an action token is a base plus the embeddings of its actions."""
 
     def __init__(
         self,
@@ -62,13 +60,11 @@ class RankingModel(SequenceModel):
         self.heads = TaskHeads(config.dim, config.head_dim, len(self.tasks))
 
     def forward(self, given: ModelInput, past: list[KV] | None = None) -> torch.Tensor:
-        """logits_TA: at every behaviour (candidates too), one logit per task for that item's own
-        actions.
-        """
+        """logits_TA: one logit per task at every behaviour and candidate, for its own actions."""
         return self.heads(self.hidden_TD(given, past))
 
     def actions_TD(self, given: ModelInput) -> torch.Tensor:
-        """Action tokens from the labels; a batch of candidates alone may come without."""
+        """Action tokens from the labels, which a batch of candidates alone need not have."""
         num_tokens = given.timestamps_T.numel()
         labels_TA = given.labels_TA
         if labels_TA is None:

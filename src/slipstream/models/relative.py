@@ -1,4 +1,4 @@
-"""A layer's own relative bias tables: how far back in positions, how long ago in time."""
+"""A layer's relative bias tables. Touch this when a bias depends on more than position and time."""
 
 import torch
 from torch import nn
@@ -11,9 +11,7 @@ _STD = 0.02
 
 
 class RelativeTables(nn.Module):
-    """One bias per position distance and one per logarithmic time bucket, shared by the layer's
-    heads.
-    """
+    """One bias per position distance and one per logarithmic time bucket, shared by all heads."""
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
         super().__init__()
@@ -25,15 +23,13 @@ class RelativeTables(nn.Module):
             self.time_W = nn.Parameter(torch.empty(config.time_buckets + 1).normal_(std=_STD))
 
     def bias(self) -> RelativeBias | None:
-        """What attention adds; None where the recipe wants neither."""
+        """The tables as attention takes them; None where the recipe has neither."""
         if self.position_P is None and self.time_W is None:
             return None
         return RelativeBias(position_P=self.position_P, time_W=self.time_W)
 
     def times(self, view: View) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """From when the queries look back and when the keys happened; nothing where time plays no
-        part.
-        """
+        """When the queries look back and when the keys happened; None without a time table."""
         return (
             (view.query_timestamps_T, view.key_timestamps_S)
             if self.time_W is not None

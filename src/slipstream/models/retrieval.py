@@ -1,4 +1,7 @@
-"""Retrieval: at every behaviour, a vector that should lie close to the next item's row."""
+"""Retrieval: at every behaviour, a vector that should lie close to the next item's row.
+
+Touch this when the retrieval model reads other tokens.
+"""
 
 from collections.abc import Sequence
 
@@ -22,7 +25,5 @@ class RetrievalModel(SequenceModel):
         super().__init__(config, 1, user_features, item_features, spare=0)
 
     def forward(self, given: ModelInput, past: list[KV] | None = None) -> torch.Tensor:
-        """hidden_TD, one row per behaviour, not normalised: a recipe's loss and its serving
-        normalise alike.
-        """
+        """hidden_TD, one row per behaviour; the loss and serving normalise it where asked to."""
         return self.hidden_TD(given, past)

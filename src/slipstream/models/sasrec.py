@@ -1,10 +1,11 @@
-"""SASRec as it is trained since 2023: pre-norm blocks of causal softmax attention and a two-layer
-feed-forward part.
+"""SASRec's layer in its pre-norm form: causal softmax attention, then a feed-forward part.
 
-    x = x + dropout(W_o softmax(q·k / sqrt(dqk)) v)      x = x + dropout(W_2 dropout(act(W_1
-                                                         LN(x))))
+    [v, q, k] = W LN(x) + b
+    x = x + dropout(W_o softmax(q·k / sqrt(dqk)) v)
+    x = x + dropout(W_2 dropout(act(W_1 LN(x))))
 
-Order comes from the absolute position embedding alone; a last norm follows the last block.
+Order comes from the absolute position embedding alone; a norm follows the last block. Touch this
+when SASRec's layer changes.
 """
 
 import torch
@@ -13,8 +14,8 @@ from torch import nn
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.gated_attention import EPS
 from slipstream.models.model_config import ModelConfig
+from slipstream.ops.causal_attention import softmax_attention
 from slipstream.ops.pointwise import dropout
-from slipstream.ops.softmax_attention import softmax_attention
 
 
 class SASRecLayer(Layer):
@@ -57,9 +58,8 @@ class SASRecLayer(Layer):
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(
-            self.widths, dim=1
-        )  # in one product, as rounding is its own
+        # In one product as in `forward`, so that both round alike.
+        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
         return joined_heads(k_TF, v_TF, self.config.heads, view, past)
 
     def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""The named sizes, tiny to long, as TurboGR's table has them.
+"""The named sizes, tiny to long, as in TurboGR's table.
 
-With these the dense parts count HSTU 0.17 / 1.33 / 10.52 / 83.97 M and FuXi 0.41 / 3.18 / 25.22 /
-201.55 M parameters (tests hold them to 2 %). A long model is a large one with twice the sequence.
-They carry relative positions only, no absolute ones, except SASRec, which knows no others.
+With these the dense parts have 0.17 / 1.33 / 10.52 / 83.97 M (HSTU) and 0.41 / 3.18 / 25.22 /
+201.55 M (FuXi) parameters; tests check them to 2 %. A long model is a large one with twice the
+sequence. HSTU and FuXi have relative positions only, SASRec absolute ones. Touch this when a size
+is added.
 """
 
 from typing import Any, Literal, get_args
@@ -21,7 +22,7 @@ _WIDTH_AND_BLOCKS: dict[str, tuple[int, int]] = {
 
 
 def named_size(kind: str, size: str) -> dict[str, Any]:
-    """The settings a size stands for, ready to fill what a recipe leaves open."""
+    """The settings of a named size, for what a recipe leaves out."""
     dim, blocks = _WIDTH_AND_BLOCKS[size]
     return {
         "dim": dim,

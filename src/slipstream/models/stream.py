@@ -2,10 +2,10 @@
 
     [user tokens] behaviour_0 (action_0) behaviour_1 (action_1) … [candidates]
 
-User features lead each sequence as tokens of their own, with time 0: they have no moment. Where a
-head wants actions, each behaviour is followed by its action token, which carries the behaviour's
-time; candidates come last and have none. A token's name for dropout derives from its behaviour's,
-so the same sequence draws the same masks in any batch.
+User features come first in each sequence as tokens of their own, with time 0. Where a model reads
+actions, each behaviour is followed by its action token with the behaviour's time; candidates come
+last and have no action. A token's id for dropout derives from its behaviour's id, so a sequence has
+the same masks in any batch. Touch this when a stream gets another kind of token.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,21 @@ from slipstream.ops.counter_random import mix64
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens and their layout; `behaviour_T` says where each behaviour's own token stands (None:
-    behaviours are all there is).
-    """
+    """Tokens and their layout; `behaviour_T` is where each behaviour stands (None: as is)."""
 
     x_SD: torch.Tensor
     layout: Layout
     behaviour_T: torch.Tensor | None
 
     def behaviours(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """One row per behaviour, user and action tokens left out."""
+        """The rows of the behaviours' own tokens."""
         return (
             hidden_SD if self.behaviour_T is None else hidden_SD.index_select(0, self.behaviour_T)
         )
 
 
 def token_rows(rows: dict[str, torch.Tensor], names: Sequence[str], factor: float) -> torch.Tensor:
-    """The sum of several features' rows, scaled as they enter the model."""
+    """The sum of several features' rows, times `factor`."""
     missing = [name for name in names if name not in rows]
     if missing:
         raise ValueError(
@@ -56,9 +54,7 @@ def lay_out(
     users: Sequence[torch.Tensor] = (),
     actions_TD: torch.Tensor | None = None,
 ) -> Stream:
-    """The stream of one batch. `users` are [B, D] each; `actions_TD` has a row per behaviour, those
-    of candidates are not read.
-    """
+    """The stream of one batch; `users` are [B, D] each, `actions_TD` has a row per behaviour."""
     sequence_T, place_T = sequence_and_place(given.offsets_B1)
     lengths_B = given.offsets_B1.diff()
     history_B = lengths_B if given.num_candidates_B is None else lengths_B - given.num_candidates_B
@@ -85,8 +81,8 @@ def lay_out(
             behaviour_T, behaviours_TD, given.timestamps_T, layout.query_timestamps_T, own_ids_T
         )
     else:
-        # The token after a behaviour is its own action, at the same moment; the one after an action
-        # is the next behaviour.
+        # A behaviour's next token is its own action, at the same time; an action's next token is
+        # the next behaviour.
         stream.write(behaviour_T, behaviours_TD, given.timestamps_T, given.timestamps_T, own_ids_T)
         past_T = torch.nonzero(in_history_T).squeeze(1)
         times_H, looks_H = given.timestamps_T[past_T], layout.query_timestamps_T[past_T]
@@ -124,7 +120,7 @@ class _Writer:
         self.timestamps_S[at], self.looks_from_S[at], self.ids_S[at] = times, looks_from, ids
 
     def layout(self, like: Layout) -> Layout:
-        """The layout of the whole stream, for what `like` says of the behaviours."""
+        """The layout of the whole stream, from `like`, the layout of the behaviours."""
         return replace(
             like,
             offsets_B1=self.offsets_B1,
@@ -135,9 +131,7 @@ class _Writer:
 
 
 def _write_users(stream: _Writer, users: Sequence[torch.Tensor], given: ModelInput) -> None:
-    """User tokens take their names from the sequence's first behaviour: they are drawn alike in any
-    batch.
-    """
+    """Write the user tokens; their ids derive from the sequence's first behaviour."""
     starts_B, nothing_B = given.offsets_B1[:-1], torch.zeros_like(given.offsets_B1[:-1])
     first_ids_B = nothing_B.clone()
     filled_B = given.offsets_B1.diff() > 0

@@ -1,18 +1,24 @@
-"""Jagged attention of generative recommenders with the relative bias inside: HSTU's one channel and
-FuXi's three.
+"""Jagged attention with relative bias: HSTU's one channel and FuXi's three.
 
-Sequences lie end to end (values + offsets, never padded). Key j of a sequence stands at position j;
-the queries are the tail of the keys, so query i stands at k_len - q_len + i. Everything is causal.
-The last `num_candidates_B[b]` tokens are candidates: they all stand at the position after the
-history, and each sees the history and itself only. `window` keeps the keys fewer than that many
-positions back. No back-end ever stores anything of size length x length.
+Sequences lie end to end (values and offsets, never padded). Key j of a sequence stands at position
+j. The queries are the last tokens of the keys, so query i stands at position k_len - q_len + i.
+Everything is causal. The last `num_candidates_B[b]` tokens are candidates: all stand at the
+position after the history, and each sees the history and itself only. No back-end stores anything
+of size length x length.
+
+Touch this when the operators' arguments change; the options are in attention_types.py, the
+arithmetic in attention_reference.py, attention_native.py and attention_triton.py.
 """
+
+from typing import Unpack
 
 import torch
 
-from slipstream.ops import attention_native, attention_reference, backend
+from slipstream.ops import attention_native, attention_reference
+from slipstream.ops import backend as backends
 from slipstream.ops.attention_types import (
     AttentionArguments,
+    AttentionOptions,
     RelativeBias,
     check_arguments,
     time_bucket_borders,
@@ -28,36 +34,16 @@ def hstu_attention(
     q_offsets_B1: torch.Tensor,
     k_offsets_B1: torch.Tensor | None = None,
     *,
-    divisor: float,
-    scale: float = 1.0,
-    bias: RelativeBias | None = None,
-    timestamps_T: torch.Tensor | None = None,
-    k_timestamps_S: torch.Tensor | None = None,
-    num_candidates_B: torch.Tensor | None = None,
-    window: int | None = None,
     backend: str | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> torch.Tensor:
-    """out_THV[i] = sum over visible j of SiLU(scale q_i·k_j + position bias + time bias) / divisor
-    · v_j.
+    """out_THV[i] = sum over visible j of SiLU(scale q_i·k_j + bias_ij) / divisor · v_j.
 
-    `timestamps_T` are the queries' look-back times, `k_timestamps_S` the keys' own (the same tensor
-    unless given).
+    bias_ij is the position bias plus the time bias. `k_offsets_B1` is needed only where there are
+    more keys than queries. The other options are those of `AttentionOptions`.
     """
-    arguments = check_arguments(
-        q_THK,
-        k_SHK,
-        v_SHV,
-        q_offsets_B1,
-        k_offsets_B1,
-        divisor=divisor,
-        scale=scale,
-        bias=bias,
-        timestamps_T=timestamps_T,
-        k_timestamps_S=k_timestamps_S,
-        num_candidates_B=num_candidates_B,
-        window=window,
-    )
-    return _serve(arguments, backend, fuxi=False)
+    arguments = check_arguments(q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1, **options)
+    return _dispatch(arguments, backend, fuxi=False)
 
 
 def fuxi_attention(
@@ -67,47 +53,25 @@ def fuxi_attention(
     q_offsets_B1: torch.Tensor,
     k_offsets_B1: torch.Tensor | None = None,
     *,
-    divisor: float,
-    scale: float = 1.0,
-    bias: RelativeBias | None = None,
-    timestamps_T: torch.Tensor | None = None,
-    k_timestamps_S: torch.Tensor | None = None,
-    num_candidates_B: torch.Tensor | None = None,
-    window: int | None = None,
     backend: str | None = None,
+    **options: Unpack[AttentionOptions],
 ) -> torch.Tensor:
-    """out_T3HV: SiLU(scale q·k) / divisor · v, time bias · v and position bias · v over the visible
-    keys (absent table: zeros).
+    """out_T3HV: SiLU(scale q·k) / divisor · v, time bias · v, position bias · v over visible keys.
+
+    The channel of an absent bias table is zero. Arguments are those of `hstu_attention`.
     """
-    arguments = check_arguments(
-        q_THK,
-        k_SHK,
-        v_SHV,
-        q_offsets_B1,
-        k_offsets_B1,
-        divisor=divisor,
-        scale=scale,
-        bias=bias,
-        timestamps_T=timestamps_T,
-        k_timestamps_S=k_timestamps_S,
-        num_candidates_B=num_candidates_B,
-        window=window,
-    )
-    return _serve(arguments, backend, fuxi=True)
+    arguments = check_arguments(q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1, **options)
+    return _dispatch(arguments, backend, fuxi=True)
 
 
-def _serve(arguments: AttentionArguments, requested: str | None, *, fuxi: bool) -> torch.Tensor:
-    chosen = backend.choose(requested, arguments.q_THK, has_triton=True)
+def _dispatch(arguments: AttentionArguments, backend: str | None, *, fuxi: bool) -> torch.Tensor:
+    """Call the back-end that serves these tensors."""
+    chosen = backends.choose(backend, arguments.q_THK, has_triton=True)
     if chosen == "native":
         return attention_native.attention(arguments, fuxi=fuxi)
     if chosen == "triton":
-        from slipstream.ops import (
-            attention_triton,  # needs triton, which a machine without an accelerator need not have
-        )
+        # Imported here: a machine without an accelerator need not have triton.
+        from slipstream.ops import attention_triton
 
         return attention_triton.attention(arguments, fuxi=fuxi)
-    return (
-        attention_reference.fuxi_attention(arguments)
-        if fuxi
-        else attention_reference.hstu_attention(arguments)
-    )
+    return attention_reference.attention(arguments, fuxi=fuxi)

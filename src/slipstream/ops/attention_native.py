@@ -1,5 +1,7 @@
-"""The compiled attention (native/attention_*.cpp) as a differentiable function: fp32 on a CPU,
-nothing kept but the inputs.
+"""Attention through the compiled kernels of native/attention_*.cpp: fp32 on a CPU.
+
+Forward keeps nothing but the inputs; backward computes the scores again. Touch this together with
+`AttentionCall` in native/attention_plan.h.
 """
 
 import ctypes
@@ -9,33 +11,15 @@ import torch
 
 from slipstream.ops import native
 from slipstream.ops.attention_types import AttentionArguments
-from slipstream.ops.kernel_call import differentiable
+from slipstream.ops.kernel_call import differentiable, kernel
 
 _POINTERS = (
-    *(
-        "q",
-        "k",
-        "v",
-        "q_offsets",
-        "k_offsets",
-        "q_times",
-        "k_times",
-        "candidates",
-        "position",
-        "time",
-        "borders",
-    ),
-    *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position", "grad_time"),
-)
+    "q", "k", "v", "q_offsets", "k_offsets", "q_times", "k_times", "candidates", "position", "time",
+    "borders", "out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position", "grad_time",
+)  # fmt: skip
 _SIZES = (
-    "sequences",
-    "heads",
-    "key_width",
-    "value_width",
-    "position_entries",
-    "time_entries",
-    "window",
-)
+    "sequences", "heads", "key_width", "value_width", "position_entries", "time_entries", "window",
+)  # fmt: skip
 
 
 class _Call(ctypes.Structure):
@@ -89,38 +73,26 @@ def _run(
         threads=torch.get_num_threads(),
         channels=channels,
     )
-    library = native.library()
-    if library is None:
-        raise RuntimeError("the native kernels were not built; use back-end 'reference'")
-    if getattr(library, function)(ctypes.byref(call)) != 0:
+    if kernel(function)(ctypes.byref(call)) != 0:
         raise MemoryError(
             "the native attention could not get its scratch memory; use shorter sequences or "
             "fewer threads"
         )
 
 
-class _Attention(torch.autograd.Function):
-    """Forward and backward of one call; the tensors that carry gradients are given one by one, the
-    rest in `a`.
-    """
+class _NativeAttention(torch.autograd.Function):
+    """One call of the operator; tensors that carry gradients come one by one, the rest in `a`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         a: AttentionArguments,
         channels: int,
-        q_THK: torch.Tensor,
-        k_SHK: torch.Tensor,
-        v_SHV: torch.Tensor,
-        position_P: torch.Tensor | None,
-        time_W: torch.Tensor | None,
+        *leaves: torch.Tensor | None,
     ) -> torch.Tensor:
-        tokens, (heads, width) = a.q_THK.shape[0], a.v_SHV.shape[1:]
-        out = torch.empty(
-            (tokens, heads, width) if channels == 1 else (tokens, channels, heads, width)
-        )
+        out = torch.empty(a.output_shape(channels))
         _run("ss_attention_forward", a, channels, out=out)
-        ctx.save_for_backward(q_THK, k_SHK, v_SHV, position_P, time_W)
+        ctx.save_for_backward(*leaves)
         ctx.arguments, ctx.channels = a, channels
         return out
 
@@ -129,8 +101,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a: AttentionArguments = ctx.arguments
         _ = ctx.saved_tensors  # raises if an input was changed in place since the forward pass
-        inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
-        grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in inputs]
+        grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in a.leaves]
         names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time")
         _run(
             "ss_attention_backward",
@@ -142,9 +113,9 @@ class _Attention(torch.autograd.Function):
         return (None, None, *grads)
 
 
-_attention = differentiable(_Attention)
+_attention = differentiable(_NativeAttention)
 
 
 def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
     """HSTU's attention, or with `fuxi` FuXi's three channels, by the compiled kernels."""
-    return _attention(a, 3 if fuxi else 1, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
+    return _attention(a, 3 if fuxi else 1, *a.leaves)

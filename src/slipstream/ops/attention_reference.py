@@ -1,7 +1,7 @@
-"""The attention operators in plain PyTorch, one sequence at a time: slow, short, and the judge of
-every other back-end.
+"""The attention operators in plain PyTorch, one sequence at a time.
 
-Works in any floating dtype on any device; gradients come from autograd.
+Slow and short: every other back-end is tested against it. It works in any floating dtype on any
+device; gradients come from autograd. Touch this only when what attention computes changes.
 """
 
 import torch
@@ -17,9 +17,7 @@ def bucket_of(difference: torch.Tensor, borders_W: torch.Tensor) -> torch.Tensor
 def visible_and_biases(
     a: AttentionArguments, b: int, q0: int, q1: int, k0: int, k1: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For sequence b with queries q0:q1 and keys k0:k1: the mask, the time bias and the position
-    bias, each [queries, keys].
-    """
+    """Mask, time bias and position bias of sequence b (queries q0:q1, keys k0:k1), each [I, J]."""
     q_len, k_len, device = q1 - q0, k1 - k0, a.q_THK.device
     history = k_len - (int(a.num_candidates_B[b]) if a.num_candidates_B is not None else 0)
     query_I1 = torch.arange(k_len - q_len, k_len, device=device).unsqueeze(1)
@@ -44,12 +42,17 @@ def visible_and_biases(
     return visible_IJ, time_IJ, position_IJ
 
 
-def _nothing(a: AttentionArguments, shape: tuple[int, ...]) -> torch.Tensor:
-    """The output of an empty batch, still joined to every input so that its gradients are zeros."""
+def _empty_output(a: AttentionArguments, shape: tuple[int, ...]) -> torch.Tensor:
+    """The output of an empty batch; it depends on every input, so that all gradients are zeros."""
     inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
     return a.q_THK.new_zeros(shape) + sum(
         0 * tensor.sum() for tensor in inputs if tensor is not None
     )
+
+
+def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
+    """HSTU's attention, or with `fuxi` FuXi's three channels, in plain PyTorch."""
+    return fuxi_attention(a) if fuxi else hstu_attention(a)
 
 
 def hstu_attention(a: AttentionArguments) -> torch.Tensor:
@@ -62,13 +65,11 @@ def hstu_attention(a: AttentionArguments) -> torch.Tensor:
         )
         weight_HIJ = torch.where(visible_IJ, torch.nn.functional.silu(score_HIJ) / a.divisor, 0)
         outputs.append(torch.einsum("hij,jhv->ihv", weight_HIJ, a.v_SHV[k0:k1]))
-    return torch.cat(outputs) if outputs else _nothing(a, (0, *a.v_SHV.shape[1:]))
+    return torch.cat(outputs) if outputs else _empty_output(a, (0, *a.v_SHV.shape[1:]))
 
 
 def fuxi_attention(a: AttentionArguments) -> torch.Tensor:
-    """Three channels stacked on axis 1: SiLU(scale q·k) / divisor · v, time bias · v, position bias
-    · v.
-    """
+    """SiLU(scale q·k) / divisor · v, time bias · v and position bias · v, stacked on axis 1."""
     outputs = []
     for b, (q0, q1, k0, k1) in enumerate(a.spans()):
         visible_IJ, time_IJ, position_IJ = visible_and_biases(a, b, q0, q1, k0, k1)
@@ -79,4 +80,4 @@ def fuxi_attention(a: AttentionArguments) -> torch.Tensor:
             + [torch.where(visible_IJ, m, 0).expand_as(weight_HIJ) for m in (time_IJ, position_IJ)]
         )
         outputs.append(torch.einsum("chij,jhv->ichv", maps_3HIJ, a.v_SHV[k0:k1]))
-    return torch.cat(outputs) if outputs else _nothing(a, (0, 3, *a.v_SHV.shape[1:]))
+    return torch.cat(outputs) if outputs else _empty_output(a, (0, 3, *a.v_SHV.shape[1:]))

@@ -1,14 +1,14 @@
 """The attention operators as Triton kernels, for CUDA and (through triton-ascend) Ascend devices.
 
 One program serves a block of queries (forward, and backward for the queries and the bias tables) or
-a block of keys (backward for keys and values) of one head. Scores and biases are made tile by tile
-from positions and timestamps and never stored. Time buckets come from a binary search over the
+a block of keys (backward for keys and values) of one head. Scores and biases are computed tile by
+tile from positions and timestamps and never stored. Time buckets come from a binary search over the
 exact integer borders. Table gradients are added atomically, so on a device their last bits may
-differ from run to run. No accelerator was at hand: the kernels are tested with Triton's interpreter
-on a CPU only.
+differ from run to run. The kernels have run only in Triton's interpreter on a CPU, never on an
+accelerator. Touch this when what attention computes changes.
 """
 # The bodies of the kernels are Triton's language, not Python's.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from typing import Any
 
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from slipstream.ops.attention_types import AttentionArguments
+from slipstream.ops.kernel_call import apply
 
 BLOCK = 32
 
@@ -60,8 +61,35 @@ def _geometry(q_index, k_index, q_len, k_len, candidates, window, HAS_WINDOW: tl
 
 
 @triton.jit
+def _tile(
+    q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
+    position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH: tl.constexpr,
+    CHANNELS: tl.constexpr, HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Mask and scores of a tile, its biases, and the table entries these came from."""
+    seen, apart = _geometry(rows, keys, q_len, k_len, candidates, window, HAS_WINDOW)
+    position, time, place, bucket = _biases(
+        position_ptr, time_ptr, borders_ptr, q_time, k_time, apart, reach, time_entries,
+        HAS_POSITION, HAS_TIME, SEARCH,
+    )  # fmt: skip
+    score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if CHANNELS == 1:
+        score += position + time
+    return seen, score, position, time, place, bucket
+
+
+@triton.jit
+def _score_gradient(grad_out, v, seen, score):
+    """The gradient of a tile's scores, and the sigmoid of the scores."""
+    gate = tl.sigmoid(score)
+    grad = tl.dot(grad_out, tl.trans(v), input_precision="ieee") * gate * (1 + score * (1 - gate))
+    return tl.where(seen, grad, 0.0), gate
+
+
+@triton.jit
 def _rows(ptr, first, index, length, head, stride, width, PADDED: tl.constexpr):
-    """Rows first + index of one head as [index, PADDED], zero beyond the sequence and the width."""
+    """Load rows first + index of one head as [index, PADDED], zero past sequence and width."""
     column = tl.arange(0, PADDED)
     at = (first + index)[:, None] * stride + head * width + column[None, :]
     return tl.load(ptr + at, mask=(index < length)[:, None] & (column < width)[None, :], other=0.0)
@@ -69,13 +97,16 @@ def _rows(ptr, first, index, length, head, stride, width, PADDED: tl.constexpr):
 
 @triton.jit
 def _store_rows(ptr, first, index, length, head, stride, width, value, PADDED: tl.constexpr):
+    """Store [index, PADDED] as rows first + index of one head."""
     column = tl.arange(0, PADDED)
     at = (first + index)[:, None] * stride + head * width + column[None, :]
     tl.store(ptr + at, value, mask=(index < length)[:, None] & (column < width)[None, :])
 
 
 @triton.jit
-def _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES: tl.constexpr):
+def _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, HAS_CANDIDATES: tl.constexpr):
+    """Where the program's sequence begins, and its number of queries, keys and candidates."""
+    b = tl.program_id(1)
     q0 = tl.load(q_offsets_ptr + b)
     k0 = tl.load(k_offsets_ptr + b)
     q_len = tl.load(q_offsets_ptr + b + 1) - q0
@@ -88,6 +119,7 @@ def _sequence(q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES: t
 
 @triton.jit
 def _times(ptr, first, index, length, HAS_TIME: tl.constexpr):
+    """Timestamps first + index, zero past the sequence."""
     times = index.to(tl.int64) * 0
     if HAS_TIME:
         times = tl.load(ptr + first + index, mask=index < length, other=0)
@@ -100,11 +132,13 @@ def forward_kernel(
     position_ptr, time_ptr, borders_ptr, q_times_ptr, k_times_ptr,
     out_ptr, heads, key_width, value_width, reach, time_entries, window, scale, inverse_divisor,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, SEARCH: tl.constexpr, CHANNELS: tl.constexpr,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    b, head = tl.program_id(1), tl.program_id(2)
+    """Outputs of one block of queries and one head."""
+    head = tl.program_id(2)
     q0, k0, q_len, k_len, candidates = _sequence(
-        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, HAS_CANDIDATES
     )
     rows = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < q_len:
@@ -116,27 +150,15 @@ def forward_kernel(
         end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
-            seen, apart = _geometry(rows, keys, q_len, k_len, candidates, window, HAS_WINDOW)
             k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
             v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
             k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
-            position, time, _, _ = _biases(
-                position_ptr,
-                time_ptr,
-                borders_ptr,
-                q_time,
-                k_time,
-                apart,
-                reach,
-                time_entries,
-                HAS_POSITION,
-                HAS_TIME,
-                SEARCH,
-            )
-            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if CHANNELS == 1:
-                score += position + time
-            else:
+            seen, score, position, time, _, _ = _tile(
+                q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
+                position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH, CHANNELS,
+                HAS_POSITION, HAS_TIME, HAS_WINDOW,
+            )  # fmt: skip
+            if CHANNELS == 3:
                 by_time += tl.dot(tl.where(seen, time, 0.0), v, input_precision="ieee")
                 by_position += tl.dot(tl.where(seen, position, 0.0), v, input_precision="ieee")
             weight = tl.where(seen, score * tl.sigmoid(score), 0.0)
@@ -144,28 +166,10 @@ def forward_kernel(
         stride = CHANNELS * heads * value_width
         _store_rows(out_ptr, q0, rows, q_len, head, stride, value_width, out * inverse_divisor, V)
         if CHANNELS == 3:
-            _store_rows(
-                out_ptr + heads * value_width,
-                q0,
-                rows,
-                q_len,
-                head,
-                stride,
-                value_width,
-                by_time,
-                V,
-            )
-            _store_rows(
-                out_ptr + 2 * heads * value_width,
-                q0,
-                rows,
-                q_len,
-                head,
-                stride,
-                value_width,
-                by_position,
-                V,
-            )
+            at = out_ptr + heads * value_width
+            _store_rows(at, q0, rows, q_len, head, stride, value_width, by_time, V)
+            at = out_ptr + 2 * heads * value_width
+            _store_rows(at, q0, rows, q_len, head, stride, value_width, by_position, V)
 
 
 @triton.jit
@@ -175,54 +179,37 @@ def backward_queries_kernel(
     grad_out_ptr, grad_q_ptr, grad_position_ptr, grad_time_ptr,
     heads, key_width, value_width, reach, time_entries, window, scale, inverse_divisor,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, SEARCH: tl.constexpr, CHANNELS: tl.constexpr,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    b, head = tl.program_id(1), tl.program_id(2)
+    """Gradients of one block of queries and one head, and of the bias tables."""
+    head = tl.program_id(2)
     q0, k0, q_len, k_len, candidates = _sequence(
-        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, HAS_CANDIDATES
     )
+    stride, channel = CHANNELS * heads * value_width, heads * value_width
     rows = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < q_len:
         q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
         q_time = _times(q_times_ptr, q0, rows, q_len, HAS_TIME)
-        stride, channel = CHANNELS * heads * value_width, heads * value_width
         grad_out = (
             _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
         )
         grad_q = tl.zeros((N, K), dtype=tl.float32)
-        share = (
-            b * heads + head
-        )  # every sequence and head adds to tables of its own: less contention, and shorter sums
+        # Every sequence and head adds to tables of its own: less contention, and shorter sums.
+        share = tl.program_id(1) * heads + head
         end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
-            seen, apart = _geometry(rows, keys, q_len, k_len, candidates, window, HAS_WINDOW)
             k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
             v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
             k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
-            position, time, place, bucket = _biases(
-                position_ptr,
-                time_ptr,
-                borders_ptr,
-                q_time,
-                k_time,
-                apart,
-                reach,
-                time_entries,
-                HAS_POSITION,
-                HAS_TIME,
-                SEARCH,
-            )
-            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if CHANNELS == 1:
-                score += position + time
-            gate = tl.sigmoid(score)
-            grad = (
-                tl.dot(grad_out, tl.trans(v), input_precision="ieee")
-                * gate
-                * (1 + score * (1 - gate))
-            )
-            grad = tl.where(seen, grad, 0.0)
+            seen, score, _, _, place, bucket = _tile(
+                q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
+                position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH, CHANNELS,
+                HAS_POSITION, HAS_TIME, HAS_WINDOW,
+            )  # fmt: skip
+            grad, _ = _score_gradient(grad_out, v, seen, score)
             grad_q += tl.dot(grad, k, input_precision="ieee")
             if HAS_TIME:
                 by_time = grad
@@ -254,52 +241,36 @@ def backward_keys_kernel(
     grad_out_ptr, grad_k_ptr, grad_v_ptr,
     heads, key_width, value_width, reach, time_entries, window, scale, inverse_divisor,
     K: tl.constexpr, V: tl.constexpr, N: tl.constexpr, SEARCH: tl.constexpr, CHANNELS: tl.constexpr,
-    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_POSITION: tl.constexpr, HAS_TIME: tl.constexpr, HAS_CANDIDATES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    b, head = tl.program_id(1), tl.program_id(2)
+    """Gradients of one block of keys and values and one head."""
+    stride, channel = CHANNELS * heads * value_width, heads * value_width
     q0, k0, q_len, k_len, candidates = _sequence(
-        q_offsets_ptr, k_offsets_ptr, candidates_ptr, b, HAS_CANDIDATES
+        q_offsets_ptr, k_offsets_ptr, candidates_ptr, HAS_CANDIDATES
     )
+    head = tl.program_id(2)
     keys = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < k_len:
         k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
         v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
         k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
-        stride, channel = CHANNELS * heads * value_width, heads * value_width
         grad_k = tl.zeros((N, K), dtype=tl.float32)
         grad_v = tl.zeros((N, V), dtype=tl.float32)
         first = tl.maximum(0, tl.program_id(0) * N - (k_len - q_len)) // N * N
         for start in range(first, q_len, N):
             rows = start + tl.arange(0, N)
-            seen, apart = _geometry(rows, keys, q_len, k_len, candidates, window, HAS_WINDOW)
             q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
             q_time = _times(q_times_ptr, q0, rows, q_len, HAS_TIME)
             grad_out = (
                 _rows(grad_out_ptr, q0, rows, q_len, head, stride, value_width, V) * inverse_divisor
             )
-            position, time, _, _ = _biases(
-                position_ptr,
-                time_ptr,
-                borders_ptr,
-                q_time,
-                k_time,
-                apart,
-                reach,
-                time_entries,
-                HAS_POSITION,
-                HAS_TIME,
-                SEARCH,
-            )
-            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if CHANNELS == 1:
-                score += position + time
-            gate = tl.sigmoid(score)
-            grad = (
-                tl.dot(grad_out, tl.trans(v), input_precision="ieee")
-                * gate
-                * (1 + score * (1 - gate))
-            )
-            grad = tl.where(seen, grad, 0.0)
+            seen, score, position, time, _, _ = _tile(
+                q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
+                position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH, CHANNELS,
+                HAS_POSITION, HAS_TIME, HAS_WINDOW,
+            )  # fmt: skip
+            grad, gate = _score_gradient(grad_out, v, seen, score)
             weight = tl.where(seen, score * gate, 0.0)
             grad_k += tl.dot(tl.trans(grad), q, input_precision="ieee")
             grad_v += tl.dot(tl.trans(weight), grad_out, input_precision="ieee")
@@ -329,28 +300,19 @@ def _launch(
     offsets_B1: torch.Tensor,
     outputs: list[torch.Tensor],
 ) -> None:
-    """Runs a kernel over the blocks of every sequence and head. An absent tensor is replaced by q,
-    which is then never read.
+    """Run a kernel over the blocks of every sequence and head.
+
+    An absent tensor is replaced by q, which is then never read.
     """
     sequences, heads = a.q_offsets_B1.numel() - 1, a.q_THK.shape[1]
     if not sequences:
         return
     blocks = triton.cdiv(max(1, int(offsets_B1.diff().max())), BLOCK)
-    inputs = [
-        a.q_THK,
-        a.k_SHK,
-        a.v_SHV,
-        a.q_offsets_B1,
-        a.k_offsets_B1,
-        a.num_candidates_B,
-        a.position_P,
-        a.time_W,
-        a.borders_W,
-    ]
-    tensors = [
-        (a.q_THK if x is None else x).contiguous()
-        for x in [*inputs, a.timestamps_T, a.k_timestamps_S]
-    ]
+    inputs = (
+        a.q_THK, a.k_SHK, a.v_SHV, a.q_offsets_B1, a.k_offsets_B1, a.num_candidates_B,
+        a.position_P, a.time_W, a.borders_W, a.timestamps_T, a.k_timestamps_S,
+    )  # fmt: skip
+    tensors = [(a.q_THK if x is None else x).contiguous() for x in inputs]
     entries = 0 if a.time_W is None else a.time_W.numel()
     kernel[(blocks, sequences, heads)](
         *tensors,
@@ -375,15 +337,14 @@ def _launch(
     )
 
 
-class _Attention(torch.autograd.Function):
+class _TritonAttention(torch.autograd.Function):
+    """One call of the operator; `leaves` are the tensors that gradients reach."""
+
     @staticmethod
     def forward(
         ctx: Any, a: AttentionArguments, channels: int, *leaves: torch.Tensor | None
     ) -> torch.Tensor:
-        tokens, (heads, width) = a.q_THK.shape[0], a.v_SHV.shape[1:]
-        out = a.q_THK.new_empty(
-            (tokens, heads, width) if channels == 1 else (tokens, channels, heads, width)
-        )
+        out = a.q_THK.new_empty(a.output_shape(channels))
         _launch(forward_kernel, a, channels, a.q_offsets_B1, [out])
         ctx.save_for_backward(*leaves)
         ctx.arguments, ctx.channels = a, channels
@@ -422,4 +383,4 @@ def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:
     """HSTU's attention, or with `fuxi` FuXi's three channels, by the Triton kernels (fp32)."""
     if a.q_THK.dtype != torch.float32:
         raise TypeError(f"back-end 'triton' needs fp32 tensors, got {a.q_THK.dtype}")
-    return _Attention.apply(a, 3 if fuxi else 1, a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
+    return apply(_TritonAttention, a, 3 if fuxi else 1, *a.leaves)

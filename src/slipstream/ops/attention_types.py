@@ -1,11 +1,13 @@
-"""What every attention back-end receives: the checked arguments of one call, and the exact borders
-of the time buckets.
+"""What every attention back-end receives: checked arguments, and the borders of the time buckets.
+
+Touch this when the attention operators get another argument.
 """
 
 import decimal
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Required, TypedDict
 
 import torch
 
@@ -28,6 +30,18 @@ class RelativeBias:
     time_W: torch.Tensor | None = None
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The options of `hstu_attention` and `fuxi_attention`."""
+
+    divisor: Required[float]  # of SiLU's result: a constant of the model
+    scale: float  # of q·k; 1 unless given
+    bias: RelativeBias | None
+    timestamps_T: torch.Tensor | None  # from when each query looks back; needed with a time table
+    k_timestamps_S: torch.Tensor | None  # when each key happened; timestamps_T unless given
+    num_candidates_B: torch.Tensor | None  # how many last tokens of each sequence are candidates
+    window: int | None  # keep only the keys fewer than so many positions back
+
+
 @functools.lru_cache(maxsize=64)
 def _borders(num_buckets: int) -> tuple[int, ...]:
     with decimal.localcontext() as context:
@@ -47,7 +61,7 @@ def time_bucket_borders(num_buckets: int) -> torch.Tensor:
     bucket = min(floor(ln(max(|dt|, 1)) / 0.301), num_buckets), that is: the last entry that does
     not exceed |dt|. The powers of e^0.301 are irrational, so rounding them up in 60 digits is
     exact. Borders beyond int64 become 2^63 - 1, which no difference of two timestamps reaches.
-    Every back-end compares with these very integers and never trusts a logarithm. The tensor is
+    Every back-end compares with these integers instead of computing a logarithm. The tensor is
     made once and shared: do not change it.
     """
     if not 0 <= num_buckets <= MAX_BUCKETS:
@@ -60,9 +74,7 @@ def time_bucket_borders(num_buckets: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class AttentionArguments:
-    """One checked call. Every tensor is on one device; floats share one dtype, offsets and times
-    are int64.
-    """
+    """One checked call: tensors on one device, floats of one dtype, offsets and times int64."""
 
     q_THK: torch.Tensor
     k_SHK: torch.Tensor
@@ -79,6 +91,16 @@ class AttentionArguments:
     num_candidates_B: torch.Tensor | None
     window: int | None
 
+    @property
+    def leaves(self) -> tuple[torch.Tensor | None, ...]:
+        """The tensors that gradients reach."""
+        return (self.q_THK, self.k_SHK, self.v_SHV, self.position_P, self.time_W)
+
+    def output_shape(self, channels: int) -> tuple[int, ...]:
+        """[T, H, V], with a channel axis after the tokens where there are several channels."""
+        tokens, (heads, width) = self.q_THK.shape[0], self.v_SHV.shape[1:]
+        return (tokens, heads, width) if channels == 1 else (tokens, channels, heads, width)
+
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """(first query, past last query, first key, past last key) of every sequence."""
         q, k = self.q_offsets_B1.tolist(), self.k_offsets_B1.tolist()
@@ -90,9 +112,7 @@ def _check_lengths(
 ) -> None:
     if q_offsets_B1.device.type != "cpu":
         return
-    if (
-        len(k_offsets_B1) <= operand_checks.FEW
-    ):  # a served request: plain numbers are sooner compared than tensors
+    if len(k_offsets_B1) <= operand_checks.FEW:  # a served request: numbers are faster than tensors
         q, k = q_offsets_B1.tolist(), k_offsets_B1.tolist()
         candidates = [0] * len(q) if num_candidates_B is None else num_candidates_B.tolist()
         spans = [(q[i + 1] - q[i], k[i + 1] - k[i], candidates[i]) for i in range(len(q) - 1)]
@@ -120,15 +140,66 @@ def check_arguments(
     k_offsets_B1: torch.Tensor | None,
     *,
     divisor: float,
-    scale: float,
-    bias: RelativeBias | None,
-    timestamps_T: torch.Tensor | None,
-    k_timestamps_S: torch.Tensor | None,
-    num_candidates_B: torch.Tensor | None,
-    window: int | None,
+    scale: float = 1.0,
+    bias: RelativeBias | None = None,
+    timestamps_T: torch.Tensor | None = None,
+    k_timestamps_S: torch.Tensor | None = None,
+    num_candidates_B: torch.Tensor | None = None,
+    window: int | None = None,
 ) -> AttentionArguments:
-    """The arguments of a call, every one of them checked."""
-    for name, value in (("q_THK", q_THK), ("k_SHK", k_SHK), ("v_SHV", v_SHV)):
+    """Check every argument of a call and fill in those left out."""
+    bias = bias if bias is not None else RelativeBias()
+    _check_operands(q_THK, k_SHK, v_SHV, bias)
+    k_offsets_B1 = _check_offsets(q_THK, k_SHK, q_offsets_B1, k_offsets_B1)
+    if num_candidates_B is not None:
+        operand_checks.tensor("num_candidates_B", num_candidates_B, dims=1, dtype=torch.int64)
+        if num_candidates_B.numel() != q_offsets_B1.numel() - 1:
+            raise ValueError(
+                f"num_candidates_B must have one entry per sequence ({q_offsets_B1.numel() - 1})"
+            )
+    timestamps_T, k_timestamps_S = _check_times(
+        bias, q_THK.shape[0], k_SHK.shape[0], timestamps_T, k_timestamps_S
+    )
+    for name, tensor in {
+        "q_offsets_B1": q_offsets_B1,
+        "k_offsets_B1": k_offsets_B1,
+        "num_candidates_B": num_candidates_B,
+        "timestamps_T": timestamps_T,
+        "k_timestamps_S": k_timestamps_S,
+    }.items():
+        if tensor is not None:
+            operand_checks.same_device(name, tensor, "q_THK", q_THK)
+    _check_lengths(q_offsets_B1, k_offsets_B1, num_candidates_B)
+    if window is not None and (
+        isinstance(window, bool) or not isinstance(window, int) or window < 1
+    ):
+        raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
+    borders_W = None
+    if bias.time_W is not None:
+        borders_W = time_bucket_borders(bias.time_W.numel() - 1).to(q_THK.device)
+    return AttentionArguments(
+        q_THK=q_THK,
+        k_SHK=k_SHK,
+        v_SHV=v_SHV,
+        q_offsets_B1=q_offsets_B1,
+        k_offsets_B1=k_offsets_B1,
+        divisor=operand_checks.number("divisor", divisor, positive=True),
+        scale=operand_checks.number("scale", scale),
+        position_P=bias.position_P,
+        time_W=bias.time_W,
+        borders_W=borders_W,
+        timestamps_T=timestamps_T,
+        k_timestamps_S=k_timestamps_S,
+        num_candidates_B=num_candidates_B,
+        window=window,
+    )
+
+
+def _check_operands(
+    q_THK: torch.Tensor, k_SHK: torch.Tensor, v_SHV: torch.Tensor, bias: RelativeBias
+) -> None:
+    operands = {"q_THK": q_THK, "k_SHK": k_SHK, "v_SHV": v_SHV}
+    for name, value in operands.items():
         operand_checks.tensor(name, value, dims=3)
     if k_SHK.shape[1:] != q_THK.shape[1:] or v_SHV.shape[:2] != k_SHK.shape[:2]:
         raise ValueError(
@@ -140,75 +211,38 @@ def check_arguments(
             f"heads and head widths must be above 0, got {tuple(q_THK.shape)} and "
             f"{tuple(v_SHV.shape)}"
         )
-    bias = bias if bias is not None else RelativeBias()
     if not isinstance(bias, RelativeBias):
         raise TypeError(f"bias must be a RelativeBias, got {type(bias).__name__}")
-    for name, table in (("position_P", bias.position_P), ("time_W", bias.time_W)):
+    tables = {"position_P": bias.position_P, "time_W": bias.time_W}
+    for name, table in tables.items():
         if table is not None:
             operand_checks.tensor(name, table, dims=1)
-    operand_checks.alike(
-        {
-            "q_THK": q_THK,
-            "k_SHK": k_SHK,
-            "v_SHV": v_SHV,
-            "position_P": bias.position_P,
-            "time_W": bias.time_W,
-        },
-    )
+    operand_checks.alike(operands | tables)
     if bias.position_P is not None and bias.position_P.numel() % 2 == 0:
         raise ValueError(
             f"position_P must have 2n - 1 entries, an odd number, got {bias.position_P.numel()}"
         )
+
+
+def _check_offsets(
+    q_THK: torch.Tensor,
+    k_SHK: torch.Tensor,
+    q_offsets_B1: torch.Tensor,
+    k_offsets_B1: torch.Tensor | None,
+) -> torch.Tensor:
+    """The keys' offsets: those given, or the queries' where both are the same tokens."""
     operand_checks.offsets("q_offsets_B1", q_offsets_B1, q_THK.shape[0])
     if k_offsets_B1 is None:
         if k_SHK.shape[0] != q_THK.shape[0]:
             raise ValueError("k_offsets_B1 is required when there are more keys than queries")
-        k_offsets_B1 = q_offsets_B1
-    else:
-        operand_checks.offsets("k_offsets_B1", k_offsets_B1, k_SHK.shape[0])
-        if k_offsets_B1.shape != q_offsets_B1.shape:
-            raise ValueError(
-                f"q_offsets_B1 and k_offsets_B1 must have one length, got {len(q_offsets_B1)} and "
-                f"{len(k_offsets_B1)}"
-            )
-    if num_candidates_B is not None:
-        operand_checks.tensor("num_candidates_B", num_candidates_B, dims=1, dtype=torch.int64)
-        if num_candidates_B.numel() != q_offsets_B1.numel() - 1:
-            raise ValueError(
-                f"num_candidates_B must have one entry per sequence ({q_offsets_B1.numel() - 1})"
-            )
-    integers = {
-        "q_offsets_B1": q_offsets_B1,
-        "k_offsets_B1": k_offsets_B1,
-        "num_candidates_B": num_candidates_B,
-    }
-    times = _check_times(bias, q_THK.shape[0], k_SHK.shape[0], timestamps_T, k_timestamps_S)
-    for name, tensor in (integers | {"timestamps_T": times[0], "k_timestamps_S": times[1]}).items():
-        if tensor is not None:
-            operand_checks.same_device(name, tensor, "q_THK", q_THK)
-    _check_lengths(q_offsets_B1, k_offsets_B1, num_candidates_B)
-    if window is not None and (
-        isinstance(window, bool) or not isinstance(window, int) or window < 1
-    ):
-        raise ValueError(f"window must be a whole number of at least 1, got {window!r}")
-    return AttentionArguments(
-        q_THK=q_THK,
-        k_SHK=k_SHK,
-        v_SHV=v_SHV,
-        q_offsets_B1=q_offsets_B1,
-        k_offsets_B1=k_offsets_B1,
-        divisor=operand_checks.number("divisor", divisor, positive=True),
-        scale=operand_checks.number("scale", scale),
-        position_P=bias.position_P,
-        time_W=bias.time_W,
-        borders_W=None
-        if bias.time_W is None
-        else time_bucket_borders(bias.time_W.numel() - 1).to(q_THK.device),
-        timestamps_T=times[0],
-        k_timestamps_S=times[1],
-        num_candidates_B=num_candidates_B,
-        window=window,
-    )
+        return q_offsets_B1
+    operand_checks.offsets("k_offsets_B1", k_offsets_B1, k_SHK.shape[0])
+    if k_offsets_B1.shape != q_offsets_B1.shape:
+        raise ValueError(
+            f"q_offsets_B1 and k_offsets_B1 must have one length, got {len(q_offsets_B1)} and "
+            f"{len(k_offsets_B1)}"
+        )
+    return k_offsets_B1
 
 
 def _check_times(
@@ -218,7 +252,7 @@ def _check_times(
     timestamps_T: torch.Tensor | None,
     k_timestamps_S: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The queries' and the keys' times, both None where no time table asks for them."""
+    """The queries' and the keys' times, both None where there is no time table."""
     if timestamps_T is not None:
         operand_checks.times("timestamps_T", timestamps_T, num_queries)
     if k_timestamps_S is not None:

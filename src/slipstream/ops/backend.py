@@ -1,13 +1,13 @@
 """The one place where a back-end is chosen.
 
-`reference` is plain PyTorch and the oracle of every test; `native` is C++ for CPUs; `triton` serves
-CUDA and Ascend devices. An argument beats the environment variable SLIPSTREAM_BACKEND, which beats
-the default: native where it was built and the tensors are fp32 on a CPU, triton for accelerator
-tensors, reference otherwise (fp64 above all: the judge's own precision).
+`reference` is plain PyTorch, and every test compares with it; `native` is C++ for CPUs; `triton`
+serves CUDA and Ascend devices. An argument beats the environment variable SLIPSTREAM_BACKEND, which
+beats the default: native where it was built and the tensors are fp32 on a CPU, triton for
+accelerator tensors, reference otherwise (fp64 above all). Touch this when a back-end is added.
 """
 
 import os
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
@@ -27,9 +27,9 @@ def choose(
 ) -> Backend:
     """The back-end for an operator called with tensors like `example`.
 
-    `has_native` and `has_triton` say which back-ends this operator owns besides the reference. A
-    back-end asked for by argument is a demand (an error if it cannot serve); one from the
-    environment is a wish (reference serves where it cannot).
+    `has_native` and `has_triton`: which back-ends this operator has besides the reference. A
+    back-end named by argument must be able to serve, or an error is raised; where one named by the
+    environment cannot serve, the reference does.
     """
     name = requested or os.environ.get("SLIPSTREAM_BACKEND") or None
     if name is not None and name not in BACKENDS:
@@ -50,7 +50,7 @@ def choose(
             "triton" if on_accelerator and can_triton else "native" if can_native else "reference"
         )
     if possible[name]:
-        return cast(Backend, name)
+        return name
     if requested is None:
         return "reference"
     if name == "native":

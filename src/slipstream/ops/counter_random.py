@@ -1,9 +1,9 @@
 """Random numbers without state: a pure function of (seed, row, column).
 
-Dropout masks, negatives and the first value of an embedding row are all drawn from it. Because a
-number depends only on its names, not on when, where or in which order it is drawn, micro-batches,
-ranks, tiers and resumed runs see the same numbers. `native/counter_random.h` is the same function,
-bit for bit.
+Dropout masks, negatives and the initial values of embedding rows come from it. A number does not
+depend on when, where or in which order it is drawn, so micro-batches, ranks, tables and resumed
+runs see the same numbers. `native/counter_random.h` is the same function, bit for bit. Do not
+change what it computes: stored runs depend on it.
 """
 
 import torch
@@ -18,12 +18,12 @@ def _signed(value: int) -> int:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 seen as 64 plain bits."""
+    """Shift int64 right, with zeros coming in from the left."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def mix64(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser over an int64 tensor seen as 64 plain bits."""
+    """SplitMix64's finaliser of an int64 tensor, read as unsigned 64-bit numbers."""
     x = x + _signed(_GOLDEN)
     x = (x ^ _shift(x, 30)) * _signed(_M1)
     x = (x ^ _shift(x, 27)) * _signed(_M2)
@@ -53,14 +53,12 @@ def random_bits(seed: int, rows_T: torch.Tensor, columns: int) -> torch.Tensor:
 def random_uniform(
     seed: int, rows_T: torch.Tensor, columns: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Uniform in [0, 1) with 24 random bits: exact in fp32, so every back-end agrees to the last
-    bit.
-    """
+    """Uniform in [0, 1) with 24 random bits: exact in fp32, so all back-ends agree bit for bit."""
     return _shift(random_bits(seed, rows_T, columns), 40).to(dtype) * (1.0 / (1 << 24))
 
 
 def random_integers(seed: int, rows_T: torch.Tensor, columns: int, below: int) -> torch.Tensor:
-    """int64 in [0, below), below <= 2^31: the top 32 bits scaled down (bias under 2^-32 * below)."""
+    """int64 in [0, below), below <= 2^31: the top 32 bits scaled (bias under 2^-32 * below)."""
     if not 0 < below <= 1 << 31:
         raise ValueError(f"below must be between 1 and 2^31, got {below}")
     return (_shift(random_bits(seed, rows_T, columns), 32) * below) >> 32

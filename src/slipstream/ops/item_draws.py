@@ -1,8 +1,9 @@
-"""Items drawn by name, not by state: draw r of row t is a pure function of (seed, row name, r).
+"""Random items without state: draw r of row t is a pure function of (seed, row id, r).
 
 Uniform over `below` items, or by an alias table (Walker): the top 32 of 64 random bits choose a
-column, the low 32 between the column's own item and its alias. All of it is integer arithmetic, so
-both back-ends agree to the last bit.
+column, the low 32 choose between the column's own item and its alias. All of it is integer
+arithmetic, so both back-ends agree bit for bit. Touch this when negatives are drawn from another
+distribution. The back-ends are short and stand here: plain PyTorch, and native/item_draws.cpp.
 """
 
 import torch
@@ -24,9 +25,7 @@ def draw_items(
     alias_N: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """int64 [T, count], each in [0, below): uniform, or by the alias table (thresholds of 0 …
-    2^32).
-    """
+    """int64 [T, count] in [0, below): uniform, or by the alias table (thresholds 0 … 2^32)."""
     _check(rows_T, count, below, threshold_N, alias_N)
     if backend not in (None, "reference", "native"):
         raise ValueError(f"items are drawn by back-end reference or native, not '{backend}'")
@@ -35,8 +34,9 @@ def draw_items(
     ):
         items_TR = torch.empty(rows_T.numel(), count, dtype=torch.int64)
         rows_T = rows_T.contiguous()
-        draw = kernel("ss_draw_items", "npnnnppp")
-        draw(seed, rows_T, rows_T.numel(), count, below, threshold_N, alias_N, items_TR)
+        kernel("ss_draw_items")(
+            seed, rows_T, rows_T.numel(), count, below, threshold_N, alias_N, items_TR
+        )
         return items_TR
     items_TR = torch.empty(rows_T.numel(), count, dtype=torch.int64, device=rows_T.device)
     chunk = max(1, _DRAWN_AT_ONCE // count)
@@ -66,7 +66,7 @@ def _check(
 ) -> None:
     if rows_T.dtype != torch.int64 or rows_T.dim() != 1:
         raise TypeError(
-            f"row names must be a list of int64, got {rows_T.dtype} with {rows_T.dim()} dimensions"
+            f"row ids must be a list of int64, got {rows_T.dtype} with {rows_T.dim()} dimensions"
         )
     if count < 1 or not 0 < below <= 1 << 31:
         raise ValueError(

@@ -1,67 +1,88 @@
-"""Calls one compiled kernel with tensors and numbers, converted once and for all to what its C
-signature wants.
+"""Calls of compiled kernels with tensors and numbers, as their C signatures want them.
+
+Touch this when the way Python reaches the kernels changes; what each kernel takes is listed in
+kernel_signatures.py.
 """
 
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from slipstream.ops import native
+from slipstream.ops.kernel_signatures import SIGNATURES
 
-_TYPES: dict[str, Any] = {
-    "p": ctypes.c_void_p,
-    "n": ctypes.c_int64,
-    "i": ctypes.c_int,
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
+_NUMBERS: dict[str, Any] = {
+    "int": ctypes.c_int,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
+_RESULTS: dict[str, Any] = {"void": None} | _NUMBERS
+# What a tensor must hold for each kind of pointer; None: any dtype.
+_DTYPES: dict[str, torch.dtype | None] = {
+    "float*": torch.float32,
+    "int64*": torch.int64,
+    "int32*": torch.int32,
+    "uint8*": torch.uint8,
+    "HashPair*": torch.int64,
+    "char*": None,
+    "void*": None,
 }
 
 
 @functools.cache
-def kernel(name: str, signature: str, *, returns: bool = False) -> Callable[..., int]:
-    """The kernel `name`; a letter per argument: p tensor or None, n int64, i int, f float, d
-    double; threads are added last.
-    """
+def kernel(name: str) -> Callable[..., int]:
+    """The kernel `name`; takes a tensor or None for each pointer, adds the thread count."""
     library = native.library()
     if library is None:
-        raise RuntimeError("native kernels were asked for but are not built")
+        raise RuntimeError("the native kernels were not built; use back-end 'reference'")
+    kinds = SIGNATURES[name].kinds
     function = library[name]
-    function.argtypes = [_TYPES[letter] for letter in signature] + [ctypes.c_int]
-    function.restype = ctypes.c_int64 if returns else None
+    function.argtypes = [_NUMBERS.get(kind, ctypes.c_void_p) for kind in kinds]
+    function.restype = _RESULTS[SIGNATURES[name].result]
 
-    pointers = [place for place, letter in enumerate(signature) if letter == "p"]
+    threaded = SIGNATURES[name].arguments[-1] == ("int", "threads")
+    count = len(kinds) - threaded
+    pointers = [(place, _DTYPES[kind]) for place, kind in enumerate(kinds) if kind in _DTYPES]
 
     def call(*arguments: Any) -> int:
-        if len(arguments) != len(signature):
-            raise TypeError(f"kernel {name} takes {len(signature)} arguments, got {len(arguments)}")
+        if len(arguments) != count:
+            raise TypeError(f"kernel {name} takes {count} arguments, got {len(arguments)}")
         converted = list(arguments)
-        for place in pointers:
-            converted[place] = native.address(arguments[place])
-        return function(*converted, torch.get_num_threads())
+        for place, dtype in pointers:
+            converted[place] = native.address(arguments[place], dtype)
+        if threaded:
+            converted.append(torch.get_num_threads())
+        result: int = function(*converted)
+        return result
 
     return call
 
 
 class _NoContext:
-    """What a forward pass may keep for backward, where there will be none."""
+    """The context of a forward pass that no backward pass follows."""
 
     def save_for_backward(self, *_: object) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
+    """`function.apply` with a typed result."""
+    result: torch.Tensor = cast(Any, function).apply(*arguments)
+    return result
 
 
 def differentiable(function: type[torch.autograd.Function]) -> Callable[..., torch.Tensor]:
-    """`function.apply`, or its forward alone where no gradient is recorded: a served request pays
-    nothing for autograd.
-    """
+    """`function.apply`, or its forward alone where no gradient is recorded (serving)."""
 
     def call(*arguments: Any) -> torch.Tensor:
-        recorded = torch.is_grad_enabled()
-        result: torch.Tensor = (
-            function.apply(*arguments) if recorded else function.forward(_NoContext(), *arguments)
-        )
+        if torch.is_grad_enabled():
+            return apply(function, *arguments)
+        result: torch.Tensor = function.forward(_NoContext(), *arguments)
         return result
 
     return call

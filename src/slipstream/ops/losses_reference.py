@@ -1,13 +1,15 @@
-"""Plain PyTorch of the retrieval losses: the oracle of the other back-ends.
+"""The retrieval losses in plain PyTorch; the other back-ends are tested against it.
 
-Even here memory stays bounded: tokens go through in slices that backward computes again, so neither
-tokens x negatives x width nor tokens x catalogue is ever alive.
+Tokens are computed in slices that backward computes again, so neither tokens x negatives x width
+nor tokens x catalogue is ever in memory. Touch this only when what a loss computes changes.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from slipstream.ops.losses_types import SoftmaxInputs
 
 VALUES_PER_SLICE = 1 << 23
 
@@ -18,9 +20,7 @@ def sliced(
     values_per_token: int,
     *per_token: torch.Tensor | None,
 ) -> torch.Tensor:
-    """function over slices of the per-token tensors, each slice recomputed in backward; results
-    concatenated.
-    """
+    """Apply `function` to slices of the per-token tensors; backward computes each slice again."""
     step = max(1, VALUES_PER_SLICE // max(values_per_token, 1))
     if tokens <= step:
         return function(*per_token)
@@ -36,6 +36,11 @@ def sliced(
     return torch.cat(pieces)
 
 
+def subtract(logits: torch.Tensor, log_q: torch.Tensor | None) -> torch.Tensor:
+    """Logits corrected by the log-probability of being drawn, where one is given."""
+    return logits if log_q is None else logits - log_q
+
+
 def target_loss(
     target_T1: torch.Tensor, negative_TR: torch.Tensor, collides_TR: torch.Tensor
 ) -> torch.Tensor:
@@ -44,16 +49,9 @@ def target_loss(
     return torch.logsumexp(logits, dim=1) - target_T1.squeeze(1)
 
 
-def sampled_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_TR: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_TR: torch.Tensor | None,
-) -> torch.Tensor:
+def sampled_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """Each token against its own negatives."""
+    hidden_TD, rows_UD, temperature = inputs.hidden_TD, inputs.rows_UD, inputs.temperature
 
     def piece(
         h_TD: torch.Tensor,
@@ -64,49 +62,29 @@ def sampled_softmax_loss(
     ) -> torch.Tensor:
         target_T1 = (h_TD * rows_UD[t_T]).sum(dim=1, keepdim=True) / temperature
         negative_TR = torch.einsum("td,trd->tr", h_TD, rows_UD[n_TR]) / temperature
-        target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
-        negative_TR = negative_TR if nq_TR is None else negative_TR - nq_TR
-        return target_loss(target_T1, negative_TR, n_TR == t_T.unsqueeze(1))
+        target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
+        return target_loss(target_T1, subtract(negative_TR, nq_TR), n_TR == t_T.unsqueeze(1))
 
-    values_per_token = (negatives_TR.shape[1] + 1) * max(hidden_TD.shape[1], 1)
-    return sliced(
-        piece,
-        len(hidden_TD),
-        values_per_token,
-        hidden_TD,
-        targets_T,
-        negatives_TR,
-        target_log_q_T,
-        negative_log_q_TR,
-    )
+    values_per_token = (inputs.negatives.shape[1] + 1) * max(hidden_TD.shape[1], 1)
+    operands = (inputs.targets_T, inputs.negatives, inputs.target_log_q_T, inputs.negative_log_q)
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, *operands)
 
 
-def shared_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_R: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_R: torch.Tensor | None,
-) -> torch.Tensor:
+def shared_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """All tokens against one set of negatives."""
+    hidden_TD, rows_UD, temperature = inputs.hidden_TD, inputs.rows_UD, inputs.temperature
+    negatives_R = inputs.negatives
 
     def piece(h_TD: torch.Tensor, t_T: torch.Tensor, tq_T: torch.Tensor | None) -> torch.Tensor:
         target_T1 = (h_TD * rows_UD[t_T]).sum(dim=1, keepdim=True) / temperature
         negative_TR = h_TD @ rows_UD[negatives_R].T / temperature
-        target_T1 = target_T1 if tq_T is None else target_T1 - tq_T.unsqueeze(1)
-        negative_TR = negative_TR if negative_log_q_R is None else negative_TR - negative_log_q_R
+        target_T1 = subtract(target_T1, None if tq_T is None else tq_T.unsqueeze(1))
+        negative_TR = subtract(negative_TR, inputs.negative_log_q)
         return target_loss(target_T1, negative_TR, negatives_R == t_T.unsqueeze(1))
 
-    return sliced(
-        piece,
-        len(hidden_TD),
-        len(negatives_R) + hidden_TD.shape[1],
-        hidden_TD,
-        targets_T,
-        target_log_q_T,
-    )
+    values_per_token = len(negatives_R) + hidden_TD.shape[1]
+    operands = (inputs.targets_T, inputs.target_log_q_T)
+    return sliced(piece, len(hidden_TD), values_per_token, hidden_TD, *operands)
 
 
 def full_softmax_loss(

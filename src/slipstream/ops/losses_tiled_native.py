@@ -1,9 +1,8 @@
-"""Softmax losses against many columns at once (shared negatives, whole catalogue), tile by tile
-over tokens.
+"""Softmax losses against many columns at once (shared negatives, whole catalogue), in tiles.
 
-The matrix products are torch's (BLAS); one compiled pass over each tile does scaling, masking,
-exponentials and sums. A tile's buffer is reused for all tiles and computed again in backward, so
-tokens x columns is never alive.
+The matrix products are torch's (BLAS); one compiled pass over each tile of tokens does scaling,
+masking, exponentials and sums. All tiles use one buffer and backward computes them again, so
+tokens x columns is never in memory. Touch this together with native/losses_tile.cpp.
 """
 
 from collections.abc import Iterator
@@ -12,17 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from slipstream.ops.kernel_call import kernel
+from slipstream.ops.kernel_call import apply, kernel
+from slipstream.ops.losses_types import SoftmaxInputs
 from slipstream.ops.rows_native import check_count, scatter_rows
 
-_TILE_VALUES = (
-    1 << 20
-)  # 4 MB of logits: large enough for the matrix product, small enough for the cache
+# 4 MB of logits: large enough for the matrix product, small enough for the cache.
+_TILE_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """What tokens are held against: rows, and for shared negatives their ids and log-probabilities."""
+    """The rows that tokens are scored with; shared negatives have ids and log-probabilities."""
 
     rows_CD: torch.Tensor
     ids_C: torch.Tensor | None
@@ -46,12 +45,12 @@ def _forward(
 ) -> list[torch.Tensor]:
     """[loss_T, sums_T2]."""
     loss_T, sums_T2 = hidden_TD.new_empty(len(hidden_TD)), hidden_TD.new_empty(len(hidden_TD), 2)
-    call = kernel("ss_softmax_tile_forward", "pnnfpppppp")
+    call = kernel("ss_softmax_tile_forward")
     for at, logits in columns.tiles(hidden_TD):
         own = None if own_T is None else own_T[at]
         call(
-            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C, columns.log_q_C, own,
-            loss_T[at], sums_T2[at],
+            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C,
+            columns.log_q_C, own, loss_T[at], sums_T2[at],
         )  # fmt: skip
     return [loss_T, sums_T2]
 
@@ -64,16 +63,14 @@ def _backward(
     grad_T: torch.Tensor,
     own_grad_T: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(d hidden, d rows) through the columns; fills own_grad_T, the gradient of targets that stand
-    apart.
-    """
+    """(d hidden, d rows); fills own_grad_T, the gradient of targets that are no columns."""
     grad_hidden_TD, grad_rows_CD = torch.empty_like(hidden_TD), torch.zeros_like(columns.rows_CD)
-    call = kernel("ss_softmax_tile_backward", "pnnfpppppp")
+    call = kernel("ss_softmax_tile_backward")
     for at, logits in columns.tiles(hidden_TD):
         own = None if own_grad_T is None else own_grad_T[at]
         call(
-            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C, columns.log_q_C, sums_T2[at],
-            grad_T[at], own,
+            logits, *logits.shape, 1.0 / columns.temperature, targets_T[at], columns.ids_C,
+            columns.log_q_C, sums_T2[at], grad_T[at], own,
         )  # fmt: skip
         torch.mm(logits, columns.rows_CD, out=grad_hidden_TD[at])
         grad_rows_CD.addmm_(logits.T, hidden_TD[at])
@@ -91,11 +88,8 @@ class _FullSoftmax(torch.autograd.Function):
         targets_T: torch.Tensor,
         temperature: float,
     ) -> torch.Tensor:
-        hidden_TD, rows_ND, small_T = (
-            hidden_TD.contiguous(),
-            rows_ND.contiguous(),
-            targets_T.to(torch.int32).contiguous(),
-        )
+        hidden_TD, rows_ND = hidden_TD.contiguous(), rows_ND.contiguous()
+        small_T = targets_T.to(torch.int32).contiguous()
         check_count(len(rows_ND), "rows")
         columns = _Columns(rows_ND, None, None, temperature)
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, None)
@@ -116,40 +110,28 @@ class _FullSoftmax(torch.autograd.Function):
 
 
 class _SharedSoftmax(torch.autograd.Function):
-    """The shared negatives are the columns; each token's target stands apart."""
+    """The shared negatives are the columns; each token's target is scored on its own."""
 
     @staticmethod
     def forward(
         ctx: FunctionCtx,
         hidden_TD: torch.Tensor,
         rows_UD: torch.Tensor,
-        targets_T: torch.Tensor,
-        negatives_R: torch.Tensor,
-        temperature: float,
-        target_log_q_T: torch.Tensor | None,
-        negative_log_q_R: torch.Tensor | None,
+        inputs: SoftmaxInputs,
     ) -> torch.Tensor:
+        targets_T, negatives_R, temperature = inputs.targets_T, inputs.negatives, inputs.temperature
         hidden_TD, small_T = hidden_TD.contiguous(), targets_T.to(torch.int32).contiguous()
-        ids_R, log_q_R = (
-            negatives_R.to(torch.int32).contiguous(),
-            None if negative_log_q_R is None else negative_log_q_R.contiguous(),
-        )
+        ids_R, log_q_R = negatives_R.to(torch.int32).contiguous(), inputs.negative_log_q
+        log_q_R = None if log_q_R is None else log_q_R.contiguous()
         check_count(len(rows_UD), "rows")
         columns = _Columns(rows_UD.index_select(0, negatives_R), ids_R, log_q_R, temperature)
         target_TD = rows_UD.index_select(0, targets_T)
         own_T = torch.linalg.vecdot(hidden_TD, target_TD) / temperature
-        own_T = own_T if target_log_q_T is None else own_T - target_log_q_T
+        own_T = own_T if inputs.target_log_q_T is None else own_T - inputs.target_log_q_T
         loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, own_T.contiguous())
         saved = (
-            hidden_TD,
-            columns.rows_CD,
-            target_TD,
-            small_T,
-            targets_T,
-            negatives_R,
-            ids_R,
-            sums_T2,
-        )
+            hidden_TD, columns.rows_CD, target_TD, small_T, targets_T, negatives_R, ids_R, sums_T2,
+        )  # fmt: skip
         ctx.save_for_backward(*saved, *(() if log_q_R is None else (log_q_R,)))
         ctx.temperature, ctx.num_rows = temperature, len(rows_UD)  # type: ignore[attr-defined]
         return loss_T
@@ -169,26 +151,16 @@ class _SharedSoftmax(torch.autograd.Function):
         grad_hidden_TD.addcmul_(own_grad_T.unsqueeze(1), target_TD)
         grad_rows_UD = scatter_rows(hidden_TD, targets_T, own_grad_T, ctx.num_rows)  # type: ignore[attr-defined]
         scatter_rows(grad_rows_RD, negatives_R, None, len(grad_rows_UD), into_UD=grad_rows_UD)
-        return grad_hidden_TD, grad_rows_UD, None, None, None, None, None
+        return grad_hidden_TD, grad_rows_UD, None
 
 
 def full_softmax_loss(
     hidden_TD: torch.Tensor, rows_ND: torch.Tensor, targets_T: torch.Tensor, temperature: float
 ) -> torch.Tensor:
     """Each token against the whole catalogue."""
-    return _FullSoftmax.apply(hidden_TD, rows_ND, targets_T, temperature)
+    return apply(_FullSoftmax, hidden_TD, rows_ND, targets_T, temperature)
 
 
-def shared_softmax_loss(
-    hidden_TD: torch.Tensor,
-    rows_UD: torch.Tensor,
-    targets_T: torch.Tensor,
-    negatives_R: torch.Tensor,
-    temperature: float,
-    target_log_q_T: torch.Tensor | None,
-    negative_log_q_R: torch.Tensor | None,
-) -> torch.Tensor:
+def shared_softmax_loss(inputs: SoftmaxInputs) -> torch.Tensor:
     """All tokens against one set of negatives."""
-    return _SharedSoftmax.apply(
-        hidden_TD, rows_UD, targets_T, negatives_R, temperature, target_log_q_T, negative_log_q_R
-    )
+    return apply(_SharedSoftmax, inputs.hidden_TD, inputs.rows_UD, inputs)

@@ -1,8 +1,10 @@
-"""Loads the compiled kernels (native/*.cpp) through their plain C ABI and picks the best
-instruction set of this CPU.
+"""Loads the compiled kernels (native/*.cpp) for the best instruction set of this CPU.
 
-The libraries are opened after torch, so that both share one OpenMP runtime and one thread pool.
-Where nothing was compiled the reference back-end serves, after one clear warning.
+The libraries have a plain C interface. They are opened after torch, so that both share one OpenMP
+runtime and one thread pool. Where nothing was compiled the reference back-end serves, after one
+warning. SLIPSTREAM_NATIVE_DIR names another folder with compiled kernels (`make sanitize` uses it),
+SLIPSTREAM_NATIVE_LEVEL one instruction set. Touch this when kernels are built or found in another
+way.
 """
 
 import ctypes
@@ -18,17 +20,15 @@ _ALLOWED = {"AVX512": _LEVELS, "AVX2": _LEVELS[1:]}
 
 
 def _candidates() -> list[Path]:
-    """Built libraries that this CPU can run, best first. SLIPSTREAM_NATIVE_LEVEL narrows the choice
-    (tests compare levels).
-    """
-    wished = os.environ.get("SLIPSTREAM_NATIVE_LEVEL")
+    """Compiled libraries that this CPU can run, best first."""
+    requested = os.environ.get("SLIPSTREAM_NATIVE_LEVEL")
     levels = _ALLOWED.get(torch.backends.cpu.get_cpu_capability(), _LEVELS[2:])
-    here = Path(__file__).parent
+    folder = Path(os.environ.get("SLIPSTREAM_NATIVE_DIR") or Path(__file__).parent)
     return [
         path
         for level in levels
-        if wished in (None, level)
-        for path in sorted(here.glob(f"_native_{level}.*so"))
+        if requested in (None, level)
+        for path in sorted(folder.glob(f"_native_{level}.*so"))
     ]
 
 
@@ -49,12 +49,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def available() -> bool:
-    """Whether compiled kernels can serve."""
+    """Whether compiled kernels are there."""
     return library() is not None
 
 
 def status() -> str:
-    """One phrase for messages and reports: which library serves."""
+    """Which library serves, as a phrase for messages and reports."""
     loaded = library()
     return (
         f"native kernels: {Path(loaded._name).name}"
@@ -63,10 +63,12 @@ def status() -> str:
     )
 
 
-def address(tensor: torch.Tensor | None) -> int | None:
-    """Where a contiguous tensor's data lies, as ctypes takes it; NULL for None."""
+def address(tensor: torch.Tensor | None, dtype: torch.dtype | None = None) -> int | None:
+    """Where a contiguous tensor (of `dtype`, if given) lies in memory; NULL for None."""
     if tensor is None:
         return None
+    if dtype is not None and tensor.dtype != dtype:
+        raise TypeError(f"a native kernel takes {dtype} here, got {tensor.dtype}")
     if not tensor.is_contiguous():
         raise ValueError("a tensor handed to a native kernel must be contiguous")
     return tensor.data_ptr()

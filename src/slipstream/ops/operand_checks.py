@@ -1,10 +1,10 @@
-"""Checks shared by all operators: a wrong argument is one clear Python exception, never a crash
-inside a kernel.
+"""Checks shared by all operators: a wrong argument raises an exception before a kernel sees it.
 
 TypeError for the wrong kind of thing (not a tensor, wrong dtype), ValueError for the wrong shape,
-device or content, IndexError for an index out of range. Native code trusts its pointers, so
-everything is checked here first, with a sentence that names the operand. Offsets and times are only
-read where they live on a CPU, so that an accelerator is never stalled.
+device or content, IndexError for an index out of range. Native code does not check its pointers, so
+everything is checked here first, with a sentence that names the operand. The contents of offsets
+and times are read only on a CPU, so that an accelerator need not wait. Touch this when an operator
+needs another kind of check.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-FEW = 16  # so many numbers are checked sooner one by one than as tensors
+FEW = 16  # up to so many numbers, checking them one by one is faster than as tensors
 MAX_SEQUENCE = 1 << 30
 MAX_TIME = 1 << 62
 

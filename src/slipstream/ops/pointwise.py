@@ -1,9 +1,8 @@
-"""The operators around attention: SiLU after a projection, norm x gate x dropout after attention,
-RMS norm, dropout.
+"""The operators around attention: linear + SiLU, norm x gate x dropout, RMS norm, dropout.
 
-Dropout is stateless: whether a value is kept depends on (seed, token name, column) only, so its
-mask is never stored, backward recomputes it, and a token keeps its mask in whatever micro-batch or
-rank it is computed.
+Dropout is stateless: whether a value is kept depends on (seed, token id, column) only. Its mask is
+never stored, backward computes it again, and a token has the same mask in every micro-batch and on
+every rank. Touch this when one of these operators gets another argument.
 """
 
 from typing import Literal
@@ -12,9 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.ops import backend as backends
-from slipstream.ops import operand_checks
-from slipstream.ops import pointwise_native as neighbours_native
-from slipstream.ops import pointwise_reference as neighbours_reference
+from slipstream.ops import operand_checks, pointwise_native, pointwise_reference
 
 Norm = Literal["layer", "rms"]
 
@@ -33,8 +30,8 @@ def linear_silu(
     if bias_F is not None:
         operand_checks.like("bias", bias_F, "weight", weight_FD, (weight_FD.shape[0],))
     if backends.choose(backend, x_TD) == "native":
-        return neighbours_native.linear_silu(x_TD, weight_FD, bias_F)
-    return neighbours_reference.linear_silu(x_TD, weight_FD, bias_F)
+        return pointwise_native.linear_silu(x_TD, weight_FD, bias_F)
+    return pointwise_reference.linear_silu(x_TD, weight_FD, bias_F)
 
 
 def layer_norm(x_TD: torch.Tensor, *, eps: float = 1e-6) -> torch.Tensor:
@@ -57,10 +54,10 @@ def rms_norm(
     if weight_D is not None:
         operand_checks.like("weight", weight_D, "x", x_TD, (x_TD.shape[1],))
     if backends.choose(backend, x_TD) == "native":
-        return neighbours_native.norm_gate_dropout(
+        return pointwise_native.norm_gate_dropout(
             x_TD, None, weight_D, None, norm="rms", eps=eps, p=0.0, seed=None
         )
-    return neighbours_reference.rms_norm(x_TD, weight_D, eps)
+    return pointwise_reference.rms_norm(x_TD, weight_D, eps)
 
 
 def norm_gate_dropout(
@@ -84,12 +81,11 @@ def norm_gate_dropout(
     if weight_F is not None:
         operand_checks.like("weight", weight_F, "x", x_TF, (x_TF.shape[1],))
     seed = _checked_seed(x_TF, p, seed, token_ids_T)
-    serve = (
-        neighbours_native if backends.choose(backend, x_TF) == "native" else neighbours_reference
-    )
-    return serve.norm_gate_dropout(
+    serve = pointwise_native if backends.choose(backend, x_TF) == "native" else pointwise_reference
+    out_TF: torch.Tensor = serve.norm_gate_dropout(
         x_TF, gate_TF, weight_F, token_ids_T, norm=norm, eps=eps, p=p, seed=seed
     )
+    return out_TF
 
 
 def dropout(
@@ -100,16 +96,18 @@ def dropout(
     token_ids_T: torch.Tensor | None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Zero values with probability p and scale the rest by 1 / (1 - p); without a seed (or with p =
-    0) x itself.
+    """Zero values with probability p and scale the rest by 1 / (1 - p).
+
+    Without a seed, or with p = 0, returns x itself.
     """
     operand_checks.floating("x", x_TD, dims=2)
     seed = _checked_seed(x_TD, p, seed, token_ids_T)
     chosen = backends.choose(backend, x_TD)
     if seed is None or token_ids_T is None:
         return x_TD
-    serve = neighbours_native if chosen == "native" else neighbours_reference
-    return serve.dropout(x_TD, p, seed, token_ids_T)
+    serve = pointwise_native if chosen == "native" else pointwise_reference
+    out_TD: torch.Tensor = serve.dropout(x_TD, p, seed, token_ids_T)
+    return out_TD
 
 
 def _checked_seed(
@@ -127,7 +125,6 @@ def _checked_seed(
         return None
     if token_ids_T is None:
         raise ValueError(
-            "dropout needs token_ids_T, the names its mask is drawn from; pass one int64 name per "
-            "token"
+            "dropout needs token_ids_T, from which its mask is drawn; pass one int64 id per token"
         )
     return seed

@@ -1,8 +1,8 @@
-"""Fused neighbours through the compiled kernels of native/neighbours.cpp. Operands were checked by
-`slipstream.ops.pointwise`.
+"""The pointwise operators through the compiled kernels of native/pointwise.cpp.
 
-Matrix products stay torch's; what surrounds them is one pass. Dropout masks are recomputed in
-backward from (seed, token, column).
+Matrix products stay torch's; what surrounds them is one pass. Backward computes dropout masks again
+from (seed, token, column). Operands are checked by `slipstream.ops.pointwise`. Touch this together
+with those kernels.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from slipstream.ops.kernel_call import differentiable, kernel
+from slipstream.ops.kernel_call import apply, differentiable, kernel
 
 
 class _LinearSilu(torch.autograd.Function):
@@ -23,7 +23,7 @@ class _LinearSilu(torch.autograd.Function):
         x_TD, weight_FD = x_TD.contiguous(), weight_FD.contiguous()
         z_TF = torch.mm(x_TD, weight_FD.T)
         out_TF = torch.empty_like(z_TF)
-        kernel("ss_bias_silu", "pppnn")(
+        kernel("ss_bias_silu")(
             z_TF, None if bias_F is None else bias_F.contiguous(), out_TF, *z_TF.shape
         )
         ctx.save_for_backward(x_TD, weight_FD, z_TF)
@@ -35,7 +35,7 @@ class _LinearSilu(torch.autograd.Function):
         x_TD, weight_FD, z_TF = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         dz_TF = torch.empty_like(z_TF)
-        kernel("ss_silu_backward", "pppn")(z_TF, grad_TF.contiguous(), dz_TF, z_TF.numel())
+        kernel("ss_silu_backward")(z_TF, grad_TF.contiguous(), dz_TF, z_TF.numel())
         grad_x_TD = dz_TF @ weight_FD if needs_x else None
         grad_weight_FD = dz_TF.T @ x_TD if needs_weight else None
         return grad_x_TD, grad_weight_FD, dz_TF.sum(dim=0) if needs_bias else None
@@ -51,17 +51,15 @@ def linear_silu(
     return _linear_silu(x_TD, weight_FD, bias_F)
 
 
-def _dropped(x_TD: torch.Tensor, p: float, seed: int, token_ids_T: torch.Tensor) -> torch.Tensor:
+def _drop(x_TD: torch.Tensor, p: float, seed: int, token_ids_T: torch.Tensor) -> torch.Tensor:
     x_TD, out_TD = x_TD.contiguous(), torch.empty(x_TD.shape)
     masks = x_TD.new_empty(torch.get_num_threads(), x_TD.shape[1])
-    kernel("ss_dropout", "ppnffpnnp")(
-        x_TD, token_ids_T, seed, p, 1.0 / (1.0 - p), out_TD, *x_TD.shape, masks
-    )
+    kernel("ss_dropout")(x_TD, token_ids_T, seed, p, 1.0 / (1.0 - p), out_TD, *x_TD.shape, masks)
     return out_TD
 
 
 class _Dropout(torch.autograd.Function):
-    """Its own backward: the same mask applied to the gradient."""
+    """Backward applies the same mask to the gradient."""
 
     @staticmethod
     def forward(
@@ -69,21 +67,21 @@ class _Dropout(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(token_ids_T.contiguous())
         ctx.p, ctx.seed = p, seed
-        return _dropped(x_TD, p, seed, token_ids_T.contiguous())
+        return _drop(x_TD, p, seed, token_ids_T.contiguous())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _dropped(grad_TD, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None
+        return _drop(grad_TD, ctx.p, ctx.seed, *ctx.saved_tensors), None, None, None
 
 
 def dropout(x_TD: torch.Tensor, p: float, seed: int, token_ids_T: torch.Tensor) -> torch.Tensor:
     """Zero with probability p, scale the rest by 1 / (1 - p)."""
-    return _Dropout.apply(x_TD, p, seed, token_ids_T)
+    return apply(_Dropout, x_TD, p, seed, token_ids_T)
 
 
 class _NormGateDropout(torch.autograd.Function):
-    """Keeps x, gate and two moments a token; everything else is recomputed in backward."""
+    """Keeps x, gate and two moments a token; backward computes everything else again."""
 
     @staticmethod
     def forward(
@@ -105,7 +103,7 @@ class _NormGateDropout(torch.autograd.Function):
         out_TF, moments_T2 = torch.empty(x_TF.shape), x_TF.new_empty(tokens, 2)
         masks = x_TF.new_empty(torch.get_num_threads(), width)
         drop = (seed or 0, p, 1.0 / (1.0 - p))
-        kernel("ss_norm_gate_forward", "ppppnffifppnnp")(
+        kernel("ss_norm_gate_forward")(
             *operands, *drop, centred, eps, out_TF, moments_T2, tokens, width, masks
         )
         ctx.save_for_backward(*operands, moments_T2)
@@ -117,26 +115,16 @@ class _NormGateDropout(torch.autograd.Function):
     def backward(ctx: Any, grad_TF: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_TF, gate_TF, weight_F, token_ids_T, moments_T2 = ctx.saved_tensors
         (tokens, width), threads = x_TF.shape, torch.get_num_threads()
-        grad_x_TF, grad_gate_TF = (
-            torch.empty_like(x_TF),
-            None if gate_TF is None else torch.empty_like(gate_TF),
-        )
+        grad_x_TF = torch.empty_like(x_TF)
+        grad_gate_TF = None if gate_TF is None else torch.empty_like(gate_TF)
         partial = None if weight_F is None else x_TF.new_zeros(threads, width)
         scratch = x_TF.new_empty(threads, 2, width)
-        kernel("ss_norm_gate_backward", "ppppnffipppppnnp")(
-            x_TF, gate_TF, weight_F, token_ids_T, *ctx.drop, ctx.centred, moments_T2, grad_TF.contiguous(),
-            grad_x_TF, grad_gate_TF, partial, tokens, width, scratch,
+        kernel("ss_norm_gate_backward")(
+            x_TF, gate_TF, weight_F, token_ids_T, *ctx.drop, ctx.centred, moments_T2,
+            grad_TF.contiguous(), grad_x_TF, grad_gate_TF, partial, tokens, width, scratch,
         )  # fmt: skip
-        return (
-            grad_x_TF,
-            grad_gate_TF,
-            None if partial is None else partial.sum(dim=0),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+        grad_weight_F = None if partial is None else partial.sum(dim=0)
+        return (grad_x_TF, grad_gate_TF, grad_weight_F, *[None] * 5)
 
 
 _norm_gate_dropout = differentiable(_NormGateDropout)

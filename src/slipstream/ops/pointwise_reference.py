@@ -1,4 +1,7 @@
-"""Plain PyTorch of the operators around attention: the oracle of `neighbours_native`."""
+"""The pointwise operators in plain PyTorch; the compiled ones are tested against it.
+
+Touch this only when what an operator computes changes.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -7,9 +10,7 @@ from slipstream.ops import counter_random
 
 
 def keep_mask(seed: int, token_ids_T: torch.Tensor, columns: int, p: float) -> torch.Tensor:
-    """bool [T, columns]: what dropout keeps. Compared in fp32, whatever the precision of the values
-    it is applied to.
-    """
+    """bool [T, columns]: what dropout keeps; compared in fp32, whatever the values' precision."""
     uniform_TC = counter_random.random_uniform(seed, token_ids_T, columns)
     return uniform_TC >= torch.tensor(p, dtype=torch.float32, device=token_ids_T.device)
 

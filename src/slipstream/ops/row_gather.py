@@ -1,8 +1,8 @@
-"""Rows of a table by number, copied: torch's `index_select` with the next rows asked for ahead of
-their turn.
+"""Copies rows of a table by number: torch's `index_select` with the next rows prefetched.
 
-It copies bytes, so every dtype is served alike; there is nothing to differentiate (a lookup's leaf
-is what comes out).
+It copies bytes, so every dtype is served alike. It is not differentiable: the rows it returns are
+the leaves of a step's graph. Touch this when tables read rows in another way. The back-ends are
+short and stand here: plain PyTorch, and native/row_gather.cpp.
 """
 
 import math
@@ -26,8 +26,9 @@ def gather_rows(
 def gather_present(
     table_ND: torch.Tensor, rows_U: torch.Tensor, present: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """`gather_rows`, or None where one of the rows is not marked in `present` (uint8, a bit per
-    row, lowest first; None: all).
+    """`gather_rows`, or None where one of the rows is not marked in `present`.
+
+    `present` is uint8 with a bit per row, lowest bit first; None marks all rows.
     """
     out_UD, absent = _gather(table_ND, rows_U, present, None)
     return None if absent else out_UD
@@ -36,13 +37,9 @@ def gather_present(
 def _gather(
     table_ND: torch.Tensor, rows_U: torch.Tensor, present: torch.Tensor | None, backend: str | None
 ) -> tuple[torch.Tensor, int]:
-    """The rows, and how many of them are not present. Whether rows lie in the table is seen while
-    copying.
-    """
+    """The rows, and how many are not present; row numbers are checked while copying."""
     operand_checks.integers("rows", rows_U, shape=(None,), device=table_ND.device)
-    example = table_ND.new_empty(
-        0, dtype=torch.float32
-    )  # bytes have no precision to protect: any dtype is served alike
+    example = table_ND.new_empty(0, dtype=torch.float32)  # bytes are copied, whatever the dtype
     if not table_ND.is_contiguous() or backends.choose(backend, example) != "native":
         operand_checks.index(
             "rows", rows_U, table_ND.shape[0], shape=(None,), device=table_ND.device
@@ -52,8 +49,7 @@ def _gather(
         return table_ND.index_select(0, rows_U), absent
     out_UD = table_ND.new_empty(rows_U.numel(), *table_ND.shape[1:])
     row_bytes = math.prod(table_ND.shape[1:]) * table_ND.element_size()
-    call = kernel("ss_gather_rows", "pnppnnp", returns=True)
-    absent = call(
+    absent = kernel("ss_gather_rows")(
         table_ND, table_ND.shape[0], present, rows_U.contiguous(), rows_U.numel(), row_bytes, out_UD
     )
     if absent < 0:

@@ -1,10 +1,9 @@
-"""Row operators of embedding tables: deduplicated gather, gradient coalescing, row-wise Adagrad and
-Adam.
+"""Row operators of embedding tables: unique keys, gather, gradient sums, row-wise optimisers.
 
 A batch names the same key many times. `unique_keys` finds the distinct ones, `take_rows` spreads
-their rows over the tokens (its backward is a segment sum in a fixed order, without atomics), and
-the optimisers touch each row once. The `_from_tokens_` entries do sort, segment sum and update in
-one pass over token gradients.
+their rows over the tokens (its backward sums in a fixed order, without atomics), `coalesce` sums
+the gradients of each row, and the optimisers update each row once. Touch this when a table needs
+another operation on rows.
 """
 
 import torch
@@ -23,7 +22,8 @@ def unique_keys(
         if backends.choose(backend, keys_T.new_empty(0, dtype=torch.float32)) == "native"
         else rows_reference
     )
-    return serve.unique_keys(keys_T)
+    found: tuple[torch.Tensor, torch.Tensor] = serve.unique_keys(keys_T)
+    return found
 
 
 def take_rows(
@@ -33,7 +33,8 @@ def take_rows(
     operand_checks.floating("rows", rows_UD, dims=2)
     operand_checks.index("index", index_T, rows_UD.shape[0], shape=(None,), device=rows_UD.device)
     serve = rows_native if backends.choose(backend, rows_UD) == "native" else rows_reference
-    return serve.take_rows(rows_UD, index_T)
+    taken_TD: torch.Tensor = serve.take_rows(rows_UD, index_T)
+    return taken_TD
 
 
 def coalesce(
@@ -46,7 +47,8 @@ def coalesce(
         "inverse", inverse_T, num_unique, shape=(grads_TD.shape[0],), device=grads_TD.device
     )
     serve = rows_native if backends.choose(backend, grads_TD) == "native" else rows_reference
-    return serve.coalesce(grads_TD, inverse_T, num_unique)
+    sums_UD: torch.Tensor = serve.coalesce(grads_TD, inverse_T, num_unique)
+    return sums_UD
 
 
 @torch.no_grad()
@@ -60,9 +62,7 @@ def rowwise_adagrad_(
     eps: float,
     backend: str | None = None,
 ) -> None:
-    """state += mean_d(g^2); w -= lr * g / (sqrt(state) + eps); in place, touched rows only, each
-    row at most once.
-    """
+    """state += mean_d(g^2); w -= lr * g / (sqrt(state) + eps), in place; each row at most once."""
     _check_table(weights_ND, rows_U, grads_UD)
     operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
     _check_once(rows_U)
@@ -84,9 +84,7 @@ def rowwise_adam_(
     eps: float,
     backend: str | None = None,
 ) -> None:
-    """Adam with one second moment and one step count a row; in place, touched rows only, each row
-    at most once.
-    """
+    """Adam with one second moment and step count per row, in place; each row at most once."""
     _check_table(weights_ND, rows_U, grads_UD)
     operand_checks.like("m", m_ND, "weights", weights_ND, tuple(weights_ND.shape))
     operand_checks.like("v", v_N, "weights", weights_ND, (weights_ND.shape[0],))
@@ -101,60 +99,6 @@ def rowwise_adam_(
         else rows_reference
     )
     serve.rowwise_adam_(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, lr, betas, eps)
-
-
-@torch.no_grad()
-def rowwise_adagrad_from_tokens_(
-    weights_ND: torch.Tensor,
-    state_N: torch.Tensor,
-    rows_T: torch.Tensor,
-    grads_TD: torch.Tensor,
-    *,
-    lr: float,
-    eps: float,
-    backend: str | None = None,
-) -> None:
-    """`rowwise_adagrad_` of token gradients: rows may repeat, their gradients are summed first."""
-    _check_table(weights_ND, rows_T, grads_TD)
-    operand_checks.like("state", state_N, "weights", weights_ND, (weights_ND.shape[0],))
-    if _updates_natively(backend, weights_ND, state_N):
-        rows_native.rowwise_adagrad_from_tokens_(weights_ND, state_N, rows_T, grads_TD, lr, eps)
-        return
-    rows_U, inverse_T = rows_reference.unique_keys(rows_T)
-    grads_UD = rows_reference.coalesce(grads_TD, inverse_T, rows_U.numel())
-    rows_reference.rowwise_adagrad_(weights_ND, state_N, rows_U, grads_UD, lr, eps)
-
-
-@torch.no_grad()
-def rowwise_adam_from_tokens_(
-    weights_ND: torch.Tensor,
-    m_ND: torch.Tensor,
-    v_N: torch.Tensor,
-    steps_N: torch.Tensor,
-    rows_T: torch.Tensor,
-    grads_TD: torch.Tensor,
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    backend: str | None = None,
-) -> None:
-    """`rowwise_adam_` of token gradients: rows may repeat, their gradients are summed first."""
-    _check_table(weights_ND, rows_T, grads_TD)
-    rows_U, inverse_T = unique_keys(rows_T)
-    grads_UD = coalesce(grads_TD, inverse_T, rows_U.numel(), backend=backend)
-    rowwise_adam_(
-        weights_ND,
-        m_ND,
-        v_N,
-        steps_N,
-        rows_U,
-        grads_UD,
-        lr=lr,
-        betas=betas,
-        eps=eps,
-        backend=backend,
-    )
 
 
 def _check_table(weights_ND: torch.Tensor, rows_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
@@ -173,21 +117,16 @@ def _check_betas(betas: tuple[float, float]) -> None:
 
 
 def _check_once(rows_U: torch.Tensor) -> None:
-    """Rows in ascending order (as unique_keys gives them) pass after one cheap look; others are
-    counted.
-    """
+    """Refuse a row that stands twice; ascending rows (of unique_keys) need one cheap comparison."""
     ascending = rows_U.numel() < 2 or bool((rows_U[1:] > rows_U[:-1]).all())
     if not ascending and torch.unique(rows_U).numel() != rows_U.numel():
         raise ValueError(
-            "rows holds the same row twice; sum its gradients first (coalesce) or use the "
-            "_from_tokens_ entry"
+            "rows holds the same row twice; sum its gradients first (unique_keys and coalesce)"
         )
 
 
 def _updates_natively(backend: str | None, *tensors: torch.Tensor) -> bool:
-    """In-place kernels need the very memory: a table that is not contiguous is served by the
-    reference.
-    """
+    """Whether the kernels can update in place; a table with gaps is left to the reference."""
     return backends.choose(backend, tensors[0]) == "native" and all(
         tensor.is_contiguous() for tensor in tensors
     )

@@ -1,18 +1,17 @@
-"""Row operators through the compiled kernels of native/rows_*.cpp. Operands were checked by
-`slipstream.ops.rows`.
+"""The row operators through the compiled kernels of native/rows_*.cpp.
+
+Operands are checked by `slipstream.ops.rows`. Touch this together with those kernels.
 """
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from slipstream.ops.kernel_call import kernel
+from slipstream.ops.kernel_call import apply, kernel
 
-_COPIES_BYTES = (
-    1 << 24
-)  # rows are summed in one copy per thread where the copies together stay below this
+_COPIES_BYTES = 1 << 24  # rows are summed in one copy per thread where all copies stay below this
 _BUCKET_BYTES = 1 << 18  # rows of one bucket should stay in a core's cache
 _MAX_BUCKETS = 4096
-_MAX_ENTRIES = 1 << 22  # entries dealt at a time: 48 MB of scratch
+_MAX_ENTRIES = 1 << 22  # entries sorted into buckets at a time: 48 MB of scratch
 _NARROW_SPAN = 1 << 16  # keys within such a range are marked in a table instead of sorted
 
 
@@ -32,8 +31,9 @@ def scatter_rows(
     num_rows: int,
     into_UD: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[num_rows, D]: sum over (t, r) of weights[t, r] * source[t] at row index[t, r]; added to
-    `into_UD` where that is given.
+    """[num_rows, D]: the sum over (t, r) of weights[t, r] * source[t] at row index[t, r].
+
+    The sum is added to `into_UD` where that is given.
     """
     check_count(num_rows, "rows")
     source_TD, index_TR = source_TD.contiguous(), index_TR.contiguous()
@@ -45,24 +45,15 @@ def scatter_rows(
     copies_size = threads * (num_rows + 1) * stride
     if (
         into_UD is None
-        and copies_size * 4 <= _COPIES_BYTES
+        and 0 < copies_size * 4 <= _COPIES_BYTES
         and index_TR.numel() > 2 * threads * num_rows
     ):
         out_UD = source_TD.new_empty(num_rows, width)
         copies = source_TD.new_zeros(copies_size)
-        call = kernel("ss_scatter_copies", "pnnpnnpppn")
-        call(
-            out_UD,
-            num_rows,
-            width,
-            source_TD,
-            tokens,
-            per_token,
-            index_TR,
-            weights_TR,
-            copies,
+        kernel("ss_scatter_copies")(
+            out_UD, num_rows, width, source_TD, tokens, per_token, index_TR, weights_TR, copies,
             stride,
-        )
+        )  # fmt: skip
         return out_UD
     out_UD = source_TD.new_zeros(num_rows, width) if into_UD is None else into_UD
     if out_UD.numel() and index_TR.numel():
@@ -71,9 +62,7 @@ def scatter_rows(
 
 
 def _bucket_shift(num_rows: int, width: int, threads: int) -> int:
-    """log2 of the rows in a bucket: cache-sized, several buckets for each thread, and never too
-    many of them.
-    """
+    """log2 of the rows in a bucket: cache-sized, several buckets per thread, not too many."""
     rows = max(1, min(_BUCKET_BYTES // (4 * width), num_rows // (4 * threads)))
     rows = max(rows, -(-num_rows // _MAX_BUCKETS))
     return max(rows - 1, 0).bit_length()
@@ -93,23 +82,14 @@ def _scatter_in_buckets(
     step = max(1, _MAX_ENTRIES // per_token)
     entries = torch.empty(min(step, len(source_TD)) * per_token, 3, dtype=torch.int32)
     starts = torch.empty(threads * buckets, dtype=torch.int64)
-    call = kernel("ss_scatter_buckets", "pnnpnnppipp")
+    call = kernel("ss_scatter_buckets")
     for start in range(0, len(source_TD), step):
         piece_TD, index = source_TD[start : start + step], index_TR[start : start + step]
         weights = None if weights_TR is None else weights_TR[start : start + step]
         call(
-            out_UD,
-            num_rows,
-            width,
-            piece_TD,
-            len(piece_TD),
-            per_token,
-            index,
-            weights,
-            shift,
-            entries,
-            starts,
-        )
+            out_UD, num_rows, width, piece_TD, len(piece_TD), per_token, index, weights, shift,
+            entries, starts,
+        )  # fmt: skip
 
 
 class _TakeRows(torch.autograd.Function):
@@ -130,7 +110,7 @@ class _TakeRows(torch.autograd.Function):
 
 def take_rows(rows_UD: torch.Tensor, index_T: torch.Tensor) -> torch.Tensor:
     """rows[index] with a deterministic backward."""
-    return _TakeRows.apply(rows_UD, index_T)
+    return apply(_TakeRows, rows_UD, index_T)
 
 
 def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int) -> torch.Tensor:
@@ -139,8 +119,9 @@ def coalesce(grads_TD: torch.Tensor, inverse_T: torch.Tensor, num_unique: int) -
 
 
 def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted unique keys and each key's place among them: a table of marks for a narrow range of
-    keys, else a radix sort.
+    """Sorted unique keys, and for each key its place among them.
+
+    Keys of a narrow range are marked in a table; others are sorted (radix sort).
     """
     keys_T = keys_T.contiguous()
     count, inverse_T = keys_T.numel(), torch.empty_like(keys_T)
@@ -150,22 +131,16 @@ def unique_keys(keys_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = (int(x) for x in torch.aminmax(keys_T))
     span = high - low + 1
     if span <= max(_NARROW_SPAN, 4 * count):
-        marks, ranks = (
-            torch.zeros(torch.get_num_threads(), span, dtype=torch.uint8),
-            torch.empty(span, dtype=torch.int64),
+        marks = torch.zeros(torch.get_num_threads(), span, dtype=torch.uint8)
+        ranks, unique_U = keys_T.new_empty(span), keys_T.new_empty(min(count, span))
+        found = kernel("ss_unique_narrow")(
+            keys_T, count, low, span, marks, ranks, unique_U, inverse_T
         )
-        unique_U = keys_T.new_empty(min(count, span))
-        call = kernel("ss_unique_narrow", "pnnnpppp", returns=True)
-        found = call(keys_T, count, low, span, marks, ranks, unique_U, inverse_T)
     else:
         unique_U = keys_T.new_empty(count)
-        call = kernel("ss_unique_wide", "pnpppp", returns=True)
-        found = call(keys_T, count, *_sort_scratch(count), unique_U, inverse_T)
+        keys, places = keys_T.new_empty(2, count), torch.empty(2, count, dtype=torch.int32)
+        found = kernel("ss_unique_wide")(keys_T, count, keys, places, unique_U, inverse_T)
     return unique_U[:found].clone(), inverse_T
-
-
-def _sort_scratch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(2, count, dtype=torch.int64), torch.empty(2, count, dtype=torch.int32)
 
 
 def rowwise_adagrad_(
@@ -176,11 +151,9 @@ def rowwise_adagrad_(
     lr: float,
     eps: float,
 ) -> None:
-    """One Adagrad step of the touched rows, with one accumulator a row."""
+    """One Adagrad step of the given rows, with one accumulator per row."""
     rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
-    kernel("ss_rowwise_adagrad", "ppppnnff")(
-        weights_ND, state_N, rows_U, grads_UD, *grads_UD.shape, lr, eps
-    )
+    kernel("ss_rowwise_adagrad")(weights_ND, state_N, rows_U, grads_UD, *grads_UD.shape, lr, eps)
 
 
 def rowwise_adam_(
@@ -194,35 +167,8 @@ def rowwise_adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One Adam step of the touched rows: first moment per value, second moment and step count per
-    row.
-    """
+    """One Adam step of the given rows: a first moment per value, one second moment per row."""
     rows_U, grads_UD = rows_U.contiguous(), grads_UD.contiguous()
-    call = kernel("ss_rowwise_adam", "ppppppnnfddf")
-    call(weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, *grads_UD.shape, lr, *betas, eps)
-
-
-def rowwise_adagrad_from_tokens_(
-    weights_ND: torch.Tensor,
-    state_N: torch.Tensor,
-    rows_T: torch.Tensor,
-    grads_TD: torch.Tensor,
-    lr: float,
-    eps: float,
-) -> None:
-    """Sort, segment sum and Adagrad step in one pass over token gradients."""
-    rows_T, grads_TD = rows_T.contiguous(), grads_TD.contiguous()
-    check_count(rows_T.numel(), "tokens")
-    sums = grads_TD.new_empty(torch.get_num_threads(), grads_TD.shape[1])
-    call = kernel("ss_rowwise_adagrad_from_tokens", "ppppnnffppp")
-    call(
-        weights_ND,
-        state_N,
-        rows_T,
-        grads_TD,
-        *grads_TD.shape,
-        lr,
-        eps,
-        *_sort_scratch(rows_T.numel()),
-        sums,
+    kernel("ss_rowwise_adam")(
+        weights_ND, m_ND, v_N, steps_N, rows_U, grads_UD, *grads_UD.shape, lr, *betas, eps
     )

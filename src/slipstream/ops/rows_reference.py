@@ -1,5 +1,7 @@
-"""Plain PyTorch of the row operators: the oracle of `rows_native`. Sums run in token order, so they
-are deterministic on a CPU.
+"""The row operators in plain PyTorch; the compiled ones are tested against it.
+
+Sums run in token order, so they are deterministic on a CPU. Touch this only when what an operator
+computes changes.
 """
 
 import torch
@@ -29,7 +31,7 @@ def rowwise_adagrad_(
     lr: float,
     eps: float,
 ) -> None:
-    """One Adagrad step of the touched rows, with one accumulator a row."""
+    """One Adagrad step of the given rows, with one accumulator per row."""
     state_U = state_N[rows_U] + grads_UD.square().mean(dim=1)
     state_N[rows_U] = state_U
     weights_ND[rows_U] -= lr * grads_UD / (state_U.sqrt() + eps).unsqueeze(1)
@@ -46,9 +48,7 @@ def rowwise_adam_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One Adam step of the touched rows: first moment per value, second moment and step count per
-    row.
-    """
+    """One Adam step of the given rows: a first moment per value, one second moment per row."""
     beta1, beta2 = betas
     steps_U = steps_N[rows_U] + 1
     m_UD = beta1 * m_ND[rows_U] + (1 - beta1) * grads_UD

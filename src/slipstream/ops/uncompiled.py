@@ -1,8 +1,8 @@
-"""torch's functions inside their wrappers for torch.compile.
+"""Functions of torch without their wrappers for torch.compile.
 
-Some of them load the whole compiler at their first call, only to say that they are not to be
-compiled: two to three seconds of every start of a training process. Nothing here is compiled, so
-what is wrapped is called directly.
+Some wrappers load the whole compiler at their first call, only to mark the function as not to be
+compiled, which costs two to three seconds at every start of a training process. Nothing here is
+compiled, so the wrapped function is called directly. Touch this when torch drops the wrappers.
 """
 
 import inspect
@@ -14,6 +14,6 @@ R = TypeVar("R")
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The innermost function; one that is not wrapped stays what it is."""
+    """The innermost wrapped function, or `function` itself where it is not wrapped."""
     found: Callable[P, R] = inspect.unwrap(function)
     return found

@@ -3,7 +3,7 @@
 Rows are exchanged once per micro-batch, so a key that several micro-batches use travels several
 times. `key_inflation` counts it: the unique keys summed over the micro-batches, divided by the
 unique keys of the batch; 1 is ideal. Samples are dealt out by length first, then annealed
-(`ops.sample_parts`) within limits of tokens per part. The work is bounded by a number of key visits
+(`ops.sample_clustering`) within limits of tokens per part. The work is bounded by a number of key visits
 that grows with the batch, not by the clock, so the same batch is always cut the same way.
 
 Parts need not be equal: only the first part's rows and the last part's gradients travel while
@@ -17,7 +17,7 @@ import torch
 
 from slipstream.ops import native
 from slipstream.ops.rows import unique_keys
-from slipstream.ops.sample_parts import share_keys
+from slipstream.ops.sample_clustering import assign_samples
 
 # a part holds at most this times its share of the tokens (or one sample), and at least so much less
 SLACK = 1.08
@@ -66,7 +66,7 @@ def cluster_samples(
     unique_U, places_T = unique_keys(keys_T)
     budget = keys_T.numel() * (visits or (VISITS if native.available() else _VISITS_SLOWLY))
     first_B = torch.from_numpy(_deal(lengths_B, share_M))
-    parts_B = share_keys(places_T, offsets_B1, unique_U.numel(), first_B, low_M, high_M, budget)
+    parts_B = assign_samples(places_T, offsets_B1, unique_U.numel(), first_B, low_M, high_M, budget)
     return _as_lists(parts_B, micro_batches)
 
 

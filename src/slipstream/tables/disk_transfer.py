@@ -37,7 +37,7 @@ def transfer_records(
         return
     files = torch.from_numpy(np.ascontiguousarray(files_U, dtype=np.int32))
     offsets = torch.from_numpy(np.ascontiguousarray(offsets_U, dtype=np.int64))
-    call = kernel("ss_move_records", "ppnnpnn", returns=True)
+    call = kernel("ss_transfer_records")
     failure = call(files, offsets, len(records), records.shape[1], records, int(writes), threads)
     if failure < 0:
         raise EndOfFileError

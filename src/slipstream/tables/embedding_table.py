@@ -103,9 +103,7 @@ def first_rows(
     own_seed = counter_random.derive_seed(seed, name)
     if dtype == torch.float32 and native.available():
         uniform_UD = torch.empty(keys_U.numel(), dim)
-        kernel("ss_random_uniform", "npnnp")(
-            own_seed, keys_U.contiguous(), keys_U.numel(), dim, uniform_UD
-        )
+        kernel("ss_random_uniform")(own_seed, keys_U.contiguous(), keys_U.numel(), dim, uniform_UD)
     else:
         uniform_UD = counter_random.random_uniform(own_seed, keys_U, dim, dtype)
     return uniform_UD.mul_(2.0).sub_(1.0).mul_(init_scale)

@@ -59,21 +59,19 @@ class NativeIndex:
     def find(self, keys_U: torch.Tensor) -> torch.Tensor:
         keys_U = keys_U.contiguous()
         values_U = torch.empty_like(keys_U)
-        kernel("ss_hash_find", "pnpnp")(self._pairs, self._mask, keys_U, keys_U.numel(), values_U)
+        kernel("ss_hash_find")(self._pairs, self._mask, keys_U, keys_U.numel(), values_U)
         return values_U
 
     def insert(self, keys_U: torch.Tensor, values_U: torch.Tensor) -> None:
         keys_U, values_U = keys_U.contiguous(), values_U.contiguous()
         _refuse_negative(keys_U)
         self._make_room(self._length + keys_U.numel())
-        call = kernel("ss_hash_insert", "pnppn", returns=True)
+        call = kernel("ss_hash_insert")
         self._length += call(self._pairs, self._mask, keys_U, values_U, keys_U.numel())
 
     def erase(self, keys_U: torch.Tensor) -> None:
         keys_U = keys_U.contiguous()
-        self._length -= kernel("ss_hash_erase", "pnpn", returns=True)(
-            self._pairs, self._mask, keys_U, keys_U.numel()
-        )
+        self._length -= kernel("ss_hash_erase")(self._pairs, self._mask, keys_U, keys_U.numel())
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
         used = self._pairs[self._pairs[:, 0] >= 0]
@@ -86,7 +84,7 @@ class NativeIndex:
             size *= 2
         if size > len(self._pairs):
             larger = self._empty(size)
-            kernel("ss_hash_refill", "pnpn")(self._pairs, len(self._pairs), larger, size - 1)
+            kernel("ss_hash_refill")(self._pairs, len(self._pairs), larger, size - 1)
             self._pairs = larger
 
 

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from slipstream.errors import SlipstreamError
-from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, pieces
+from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, backend_steps
+from slipstream.ops.grouped_types import GroupWeights, TokenGroups, weight_starts
 from slipstream.ops.rows import unique_keys
-from slipstream.ops.token_groups import Groups, Scored, weight_places
 from slipstream.tables.collection import TableCollection, add
 from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Exchange, Gradients, Lookup
@@ -101,7 +101,7 @@ class SegmentedFetch:
         row_bytes = self.table.dim * (2 if config.half else self.table.dtype.itemsize)
         self.rows_per_segment = max(1, config.segment_bytes // row_bytes)
 
-    def cut(self, groups: Groups, per_set: int) -> list[tuple[int, int]]:
+    def cut(self, groups: TokenGroups, per_set: int) -> list[tuple[int, int]]:
         """Ranges of groups whose negatives, were they all different, fill one buffer (a range has
         at least one group).
         """
@@ -171,8 +171,8 @@ class SegmentedStep:
 
     fetch: SegmentedFetch
     keys_XR: torch.Tensor
-    groups: Groups
-    scored: Scored | None = None
+    groups: TokenGroups
+    scored: GroupWeights | None = None
     source_SD: torch.Tensor | None = field(
         default=None, repr=False
     )  # hidden states times the gradient of their loss
@@ -203,9 +203,9 @@ class SegmentedStep:
         log_q_N: torch.Tensor | None,
     ) -> torch.Tensor:
         """Forward over all segments."""
-        serve, groups, per_set = pieces(hidden_SD), self.groups, self.keys_XR.shape[1]
-        block = serve.block_of(groups)
-        places_G1 = weight_places(groups, per_set, block)
+        serve, groups, per_set = backend_steps(hidden_SD), self.groups, self.keys_XR.shape[1]
+        block = serve.block_size(groups)
+        places_G1 = weight_starts(groups, per_set, block)
         weights = hidden_SD.new_empty(int(places_G1[-1]))
         loss_S, target_weights_S = hidden_SD.new_empty(2, len(hidden_SD)).unbind()
         unit_SD = torch.empty_like(hidden_SD, memory_format=torch.contiguous_format)
@@ -238,7 +238,9 @@ class SegmentedStep:
             )
             target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
             del segment, question, part
-        self.scored = Scored(groups, per_set, block, places_G1, weights, target_weights_S, unit_SD)
+        self.scored = GroupWeights(
+            groups, per_set, block, places_G1, weights, target_weights_S, unit_SD
+        )
         return loss_S
 
     def update(self, collected: Gradients, lr: float) -> None:
@@ -272,18 +274,18 @@ class SegmentedStep:
             )
             return
         serve, source_SD, keys_E = (
-            pieces(self.source_SD),
+            backend_steps(self.source_SD),
             self.source_SD.contiguous(),
             self.keys_XR.contiguous().view(-1),
         )
-        order_E, starts = serve.deal(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
+        order_E, starts = serve.sort_into_buckets(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
         group_of_set_X = self.groups.of_sets().to(torch.int32)
         for chunk in range(chunks):
             buckets = chunk * _BUCKETS_PER_CHUNK, (chunk + 1) * _BUCKETS_PER_CHUNK
             mine_E = keys_E[order_E[starts[buckets[0]] : starts[buckets[1]]].to(torch.int64)]
             keys_U, place_E = unique_keys(mine_E)
             grads_UD = source_SD.new_zeros(keys_U.numel(), source_SD.shape[1])
-            serve.add_dealt(
+            serve.add_bucket_gradients(
                 grads_UD,
                 source_SD,
                 self.scored,

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.ops.counter_random import derive_seed, random_bits
-from slipstream.ops.token_groups import Groups
+from slipstream.ops.grouped_types import TokenGroups
 from slipstream.training.negatives import UniformNegatives
 from slipstream.training.objective import RETRIEVAL_LOSSES
 from slipstream.training.recipe import LossConfig
@@ -29,7 +29,7 @@ class NegativePlan:
     negatives: (
         torch.Tensor | None
     )  # items: [S, R] per token, [X, R] per sequence, [R] per step, None for the whole catalogue
-    groups: Groups | None = None  # None: every token has its own set, or all have one
+    groups: TokenGroups | None = None  # None: every token has its own set, or all have one
 
 
 def plan_negatives(
@@ -56,7 +56,7 @@ def plan_negatives(
     if kind == "per_sequence":
         used_X, tokens_X = sequences_S.unique_consecutive(return_counts=True)
         names = token_ids_T[batch.offsets_B1[used_X]]
-        groups = Groups(_offsets(tokens_X), torch.arange(used_X.numel() + 1))
+        groups = TokenGroups(_offsets(tokens_X), torch.arange(used_X.numel() + 1))
     else:
         if config.share > 1:
             segments_S = (
@@ -65,7 +65,7 @@ def plan_negatives(
             order_S, offsets_G1 = share_groups(
                 derive_seed(seed, _ORDER), token_ids_T[supervised_S], segments_S, config.share
             )
-            supervised_S, groups = supervised_S[order_S], Groups(offsets_G1, offsets_G1)
+            supervised_S, groups = supervised_S[order_S], TokenGroups(offsets_G1, offsets_G1)
         names = token_ids_T[supervised_S]
     return NegativePlan(
         supervised_S, sampler.draw(seed, names, config.negatives, company_S), groups

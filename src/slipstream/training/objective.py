@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
-from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, Groups, grouped_softmax_loss
+from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, TokenGroups, grouped_softmax_loss
+from slipstream.ops.grouped_types import one_token_groups
 from slipstream.ops.losses import full_softmax_loss, sampled_softmax_loss, shared_softmax_loss
 from slipstream.ops.losses_reference import sliced, target_loss
 from slipstream.ops.rows import take_rows
-from slipstream.ops.token_groups import singles
 from slipstream.tables.transport import half_rounded
 
 _KEPT_COLUMNS = 8  # negatives per token whose rows bce gathers at a time
@@ -40,7 +40,9 @@ class RetrievalLossInputs:
     temperature: float
     target_log_q_S: torch.Tensor | None = None
     negative_log_q: torch.Tensor | None = None  # shaped like the negatives
-    groups: Groups | None = None  # tokens that score each other's negatives, or one set together
+    groups: TokenGroups | None = (
+        None  # tokens that score each other's negatives, or one set together
+    )
     negative_rows_UD: torch.Tensor | None = (
         None  # what negatives are read from where that is not `rows_UD` itself
     )
@@ -76,7 +78,7 @@ def grouped_softmax(question: RetrievalLossInputs) -> torch.Tensor:
             question.targets_S,
             question.rows_UD if question.negative_rows_UD is None else question.negative_rows_UD,
             question.negatives,
-            singles(len(question.hidden_SD), question.hidden_SD.device)
+            one_token_groups(len(question.hidden_SD), question.hidden_SD.device)
             if question.groups is None
             else question.groups,
             question.temperature,

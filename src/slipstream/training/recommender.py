@@ -19,8 +19,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
+from slipstream.ops.grouped_types import TokenGroups, one_token_groups
 from slipstream.ops.rows import take_rows
-from slipstream.ops.token_groups import Groups, singles
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.embedding_table import EmbeddingTable
@@ -61,7 +61,7 @@ class StepPlan:
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
-    groups: Groups | None = None  # tokens that share negatives
+    groups: TokenGroups | None = None  # tokens that share negatives
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class StepInputs:
     supervised_S: torch.Tensor  # places of the tokens the loss counts
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
-    groups: Groups | None = None  # tokens that share negatives
+    groups: TokenGroups | None = None  # tokens that share negatives
     segments: SegmentedStep | None = (
         None  # where negatives are fetched in segments: not among the lookups
     )
@@ -98,7 +98,7 @@ class StepInputs:
             lookups=Lookups(lookups, self.lookups.route),
             supervised_S=carrier.move(self.supervised_S),
             negatives=None if self.negatives is None else carrier.move(self.negatives),
-            groups=None if self.groups is None else self.groups.moved(carrier.move),
+            groups=None if self.groups is None else self.groups.map(carrier.move),
         )
 
 
@@ -178,7 +178,9 @@ class Recommender:
         segments = None
         if self.fetch is not None and wanted.negatives is not None:
             segments = SegmentedStep(
-                self.fetch, wanted.negatives, wanted.groups or singles(wanted.supervised_S.numel())
+                self.fetch,
+                wanted.negatives,
+                wanted.groups or one_token_groups(wanted.supervised_S.numel()),
             )
         return StepInputs(
             batch,
