@@ -1,36 +1,38 @@
-"""What the README tells people to type exists: commands, options, recipes, files."""
+"""The first page is short, starts with two commands, and shows quality with its condition.
+
+Links, commands and options of all pages are checked in test_docs.py.
+"""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from slipstream.cli.app import run_command
 from slipstream.config import recipe_path
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text()
-COMMANDS = [
-    shlex.split(line.split("#")[0])[1:] for line in re.findall(r"^    (slipstream .*)$", TEXT, re.M)
-]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_shows_commands():
-    assert len(COMMANDS) >= 6 and "make demo" in TEXT and "make test" in TEXT
+def test_the_first_two_commands_are_the_demo_and_the_tests():
+    assert re.findall(r"^    (\S+ \S+)", TEXT, re.M)[:2] == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
-def test_a_shown_command_exists(words, capsys):
-    path = words[:2] if words[0] in ("data", "bench") else words[:1]
-    assert run_command([*path, "--help"]) == 0
-    told = capsys.readouterr().out
-    assert not [word for word in words if word.startswith("--") and word not in told]
-    for word in words:
-        if word.endswith(".yaml"):
-            assert recipe_path(word).is_file()
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_makefile_has_the_two_commands(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
 
 
-def test_every_link_leads_somewhere():
-    links = re.findall(r"\]\(([^)#:]+)\)", TEXT)
-    assert links and not [link for link in links if not (ROOT / link).exists()]
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"recipes/[\w-]+\.yaml", TEXT))))
+def test_every_named_recipe_is_shipped(name):
+    assert recipe_path(name).is_file()
+
+
+def test_quality_stands_with_and_without_the_time_of_the_request():
+    rows = [line for line in TEXT.splitlines() if re.match(r"\|.*\| \.\d{4} \|", line)]
+    assert any("knows the time of the request" in row for row in rows)
+    assert any("request hidden" in row for row in rows)
+
+
+def test_the_page_is_short():
+    assert len(TEXT.splitlines()) <= 130
