@@ -1,1 +1,1 @@
-"""Serving: engine."""
+"""The engine: encodes histories, computes prefixes, ranks behind them, retrieves."""

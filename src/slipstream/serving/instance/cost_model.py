@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import CHUNK_TOKENS, Engine
-from slipstream.serving.engine.items import Encoded
 from slipstream.serving.engine.prefix import PrefixBuffer
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
@@ -234,11 +234,11 @@ class _Passes:
         )
         labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
         user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
-        self.behaviours = Encoded(rows_T, torch.arange(capacity), labels_TA, user)
+        self.behaviours = EncodedHistory(rows_T, torch.arange(capacity), labels_TA, user)
 
     def __call__(self, new: int, past: int, *, fill: bool) -> None:
         behaviours = self.behaviours.part(0, max(1, new // self.engine.tokens_per_behaviour))
-        self.engine.bare_pass(behaviours, self.buffer, past, fill=fill)
+        self.engine.run_pass(behaviours, self.buffer, past, fill=fill)
 
     def copy(self) -> int:
         other = PrefixBuffer(self.buffer.shape, self.buffer.capacity)
