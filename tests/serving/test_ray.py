@@ -13,7 +13,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 from slipstream.serving.http.messages import (
-    History,
+    HistoryMessage,
     PreinferAnswer,
     PreinferRequest,
     RankAnswer,
@@ -30,7 +30,7 @@ def test_users_keep_their_replica_and_scores_are_exact(tmp_path: Path):
     oracle = engine(tmp_path, max_len=400)
     bundle = next(path for path in tmp_path.iterdir() if (path / "bundle.json").exists())
     whole, wanted = history(200, age=0), candidates(40).tolist()
-    sent = History(
+    sent = HistoryMessage(
         whole.items.tolist(),
         whole.timestamps.tolist(),
         {name: values.tolist() for name, values in whole.actions.items()},

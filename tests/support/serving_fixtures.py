@@ -24,10 +24,10 @@ SMALL_MODEL = {
     "max_len": 512,
     "time_buckets": 32,
 }
-STAND_IN = (sys.executable, str(TESTS / "serving_standin.py"))
+STAND_IN = (sys.executable, str(TESTS / "serving_stand_in.py"))
 
 
-def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
+def stand_in_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
     """Stand-ins that share a bundle (a file with a version) and a history store."""
     bundle = tmp_path / "bundle"
     bundle.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **change
 @contextlib.contextmanager
 def deployment(tmp_path: Path, **changes: Any) -> Iterator[Supervisor]:
     """Running stand-ins behind a router."""
-    with supervised(standin_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
+    with supervised(stand_in_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
         yield supervisor
 
 

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.serving.bundle import random_bundle
 from slipstream.cli.app import run_command
 from slipstream.serving.http.client import Client, Refused
-from slipstream.serving.http.messages import History
+from slipstream.serving.http.messages import HistoryMessage
 from tests.support.serving_samples import FIRST_ID, candidates, engine, history
 
 Slipstream = Callable[..., tuple[int, str]]
@@ -80,7 +80,7 @@ def test_a_bundle_is_served_asked_changed_and_ended(tmp_path: Path, slipstream: 
     model = engine(tmp_path, max_len=400)
     bundle = next(path for path in tmp_path.iterdir() if (path / "bundle.json").exists())
     whole, wanted = history(300, age=0), candidates(60).tolist()
-    sent = History(
+    sent = HistoryMessage(
         whole.items.tolist(),
         whole.timestamps.tolist(),
         {name: values.tolist() for name, values in whole.actions.items()},

@@ -1,4 +1,4 @@
-"""What a user did: one type from the wire to the model. Touch this to add a field to a behaviour."""
+"""What a user did: one type from the wire to the model. Touch this to add a field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,9 +1,8 @@
-"""One preallocated block of memory, handed out in contiguous pieces: best fit, neighbours merged
-when given back.
+"""One preallocated block of memory, divided into contiguous pieces (best fit, neighbours merge).
 
-Attention reads a layer's keys as one piece, so a prefix gets one extent rather than scattered
-pages. Everything is allocated and touched once at the start: nothing on the way of a request asks
-the system for memory.
+Attention reads the keys of a layer as one piece, so a prefix gets one extent, not scattered pages.
+All memory is allocated and touched at the start: no request waits for the system to give memory.
+Touch this when memory is divided in another way.
 """
 
 from bisect import bisect_left
@@ -14,21 +13,21 @@ ALIGN = 64
 
 
 class Extents:
-    """Which bytes of a range are free. Sizes are rounded up to 64 bytes."""
+    """The free bytes of a range. Sizes are rounded up to 64 bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes // ALIGN * ALIGN
-        self._free: list[tuple[int, int]] = (
-            [(0, self.nbytes)] if self.nbytes else []
-        )  # (offset, size), by offset
+        # (offset, size) of every free piece, in the order of the offsets
+        self._free: list[tuple[int, int]] = [(0, self.nbytes)] if self.nbytes else []
         self.used = 0
 
     @staticmethod
     def rounded(nbytes: int) -> int:
+        """The bytes that a piece of `nbytes` occupies."""
         return (max(1, nbytes) + ALIGN - 1) // ALIGN * ALIGN
 
     def take(self, nbytes: int) -> int | None:
-        """The offset of a free piece, the tightest one; None where no piece is large enough."""
+        """Take the smallest free piece that fits; return its offset, None where none fits."""
         size = self.rounded(nbytes)
         fitting = [(free, at) for at, (_, free) in enumerate(self._free) if free >= size]
         if not fitting:
@@ -40,7 +39,7 @@ class Extents:
         return offset
 
     def take_at(self, offset: int, nbytes: int) -> bool:
-        """Claims a stated piece (an index read back after a restart); False where it is not free."""
+        """Take the piece at `offset` (an index read after a restart); False where it is not free."""
         size = self.rounded(nbytes)
         for at, (start, free) in enumerate(self._free):
             if start <= offset and offset + size <= start + free:
@@ -51,12 +50,12 @@ class Extents:
         return False
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Gives a piece back; a piece that is free already is a bug and said so."""
+        """Return a piece; `ValueError` where it is free already."""
         size = self.rounded(nbytes)
         at = bisect_left(self._free, (offset, 0))
         before, after = self._free[at - 1 : at] if at else [], self._free[at : at + 1]
         if (before and sum(before[0]) > offset) or (after and after[0][0] < offset + size):
-            raise ValueError(f"the piece at {offset} was given back twice")
+            raise ValueError(f"the piece at {offset} was returned twice")
         first, last = at, at
         if before and sum(before[0]) == offset:
             offset, size, first = before[0][0], size + before[0][1], at - 1
@@ -65,14 +64,9 @@ class Extents:
         self._free[first:last] = [(offset, size)]
         self.used -= self.rounded(nbytes)
 
-    @property
-    def largest(self) -> int:
-        """Size of the largest free piece."""
-        return max((size for _, size in self._free), default=0)
-
 
 class Arena(Extents):
-    """Extents over memory of one's own."""
+    """Extents with the memory they divide."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)

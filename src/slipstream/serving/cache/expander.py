@@ -1,10 +1,10 @@
-"""The expander: a second tier for prefixes in host memory that outlives the process, so that a
-restarted instance starts warm.
+"""The expander: the host tier of the prefix cache, in shared memory that outlives the process.
 
-After ranking, a prefix is demoted: copied to a shelf of shared memory (expander_shelf.py), with a
-budget of its own and the least recently used one leaving first. It comes back as the past of a
-prefill: an exact entry is copied, a shorter one extended. What is being read is held and cannot
-leave. A shelf belongs to one model version, one layout and one shape; of any other it is emptied.
+After ranking, a prefix is demoted: copied to a shelf (shelf.py) with a byte budget of its own, where
+the least recently used entry leaves first. A later prefill starts from it: an entry of the same
+length is copied, a shorter one is extended. An entry that is being read is held and cannot leave. A
+shelf belongs to one model version, layout and shape; for any other it is emptied. So a restarted
+instance starts warm. Touch this when prefixes are demoted or found again in another way.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from slipstream.serving.engine.prefix import LAYOUT_VERSION, Prefix, PrefixBuffe
 
 
 def user_name(user: str) -> bytes:
-    """16 bytes that stand for a user on the shelf."""
+    """The 16 bytes that stand for a user on the shelf."""
     return hashlib.blake2b(user.encode(), digest_size=16).digest()
 
 
 class HostLease:
-    """The right to read an entry of the shelf; ends with `release` or the `with` block."""
+    """The right to read an entry of the shelf; it ends with `release` or with the `with` block."""
 
     def __init__(self, expander: "Expander", record: Record, prefix: Prefix) -> None:
         self._expander, self.record, self.prefix = expander, record, prefix
@@ -32,10 +32,19 @@ class HostLease:
         expander._holders[record.place] = expander._holders.get(record.place, 0) + 1
 
     def release(self) -> None:
-        """Once; a second call does nothing."""
+        """End the lease; a second call does nothing."""
         if self._held:
             self._held = False
-            self._expander._let_go(self.record)
+            self._expander._release(self.record)
+
+    def verify(self) -> bool:
+        """Whether the entry is as written; checked once, for entries of an earlier process."""
+        return self._expander.shelf.verify(self.record)
+
+    def drop(self) -> None:
+        """End the lease and remove the entry, which is damaged."""
+        self.release()
+        self._expander._drop(self.record)
 
     def __enter__(self) -> Self:
         return self
@@ -44,8 +53,8 @@ class HostLease:
         self.release()
 
 
-class Storing:
-    """A demotion on its way: memory taken on the shelf, filled step by step, recorded at the end."""
+class Demotion:
+    """A copy of a prefix to the shelf: room is taken first, filled in steps, recorded at the end."""
 
     def __init__(
         self, shelf: Shelf, key: PrefixKey, prefix: Prefix, offset: int, nbytes: int
@@ -55,9 +64,7 @@ class Storing:
         self._shelf = shelf
 
     def steps(self) -> Iterator[int]:
-        """Copies a layer at a time and sums up last (for the compute thread); yields the layers
-        done.
-        """
+        """Copy one layer a step, then the checksum (compute thread); yield the layers copied."""
         shape = self.prefix.buffer.shape
         memory = self._shelf.payload(self.offset, self.nbytes)
         buffer = PrefixBuffer(shape, self.prefix.tokens, memory)
@@ -68,14 +75,14 @@ class Storing:
 
 
 class Expander:
-    """Prefixes of one engine in shared memory, within a budget."""
+    """Prefixes of one engine in shared memory within a byte budget."""
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str], budget: int) -> None:
         self.engine = engine
         identity = repr((engine.version, LAYOUT_VERSION, engine.shape, engine.hold)).encode()
         self.shelf = Shelf(path, budget, identity)
         self._holders: dict[int, int] = {}
-        self._storing: set[PrefixKey] = set()
+        self._demoting: set[PrefixKey] = set()
         self._users: dict[bytes, set[tuple[bytes, int, bytes]]] = {}
         for key, record in list(self.shelf.records.items()):
             tokens = engine.cached_tokens(record.behaviours)
@@ -84,31 +91,32 @@ class Expander:
                 continue
             self._users.setdefault(key[0], set()).add(key)
         self.warm = len(self.shelf.records)
-        self.evictions = self.damaged = 0
+        self.damaged = 0
 
     @property
     def budget(self) -> int:
+        """Bytes the shelf has for payloads."""
         return self.shelf.extents.nbytes
 
     @property
     def used(self) -> int:
+        """Bytes in use, demotions under way included."""
         return self.shelf.extents.used
 
     def __len__(self) -> int:
         return len(self.shelf.records)
 
     def has(self, key: PrefixKey) -> bool:
-        """Whether this very prefix is on the shelf, or on its way there."""
+        """Whether exactly this prefix is on the shelf, or is being copied there."""
         return (
-            key in self._storing
+            key in self._demoting
             or (user_name(key.user), key.behaviours, key.digest) in self.shelf.records
         )
 
-    def find(
-        self, user: str, encoded: EncodedHistory, digests: dict[int, bytes]
-    ) -> HostLease | None:
-        """The user's longest entry that is a prefix of this history, held. `digests` remembers
-        those computed so far.
+    def find(self, user: str, encoded: EncodedHistory, digests: dict[int, bytes]) -> HostLease | None:
+        """Lease the user's longest entry that is a prefix of this history.
+
+        `digests` keeps the digests of the history computed so far, by number of behaviours.
         """
         for key in sorted(self._users.get(user_name(user), ()), key=lambda key: -key[1]):
             behaviours = key[1]
@@ -120,10 +128,8 @@ class Expander:
                 return self._lease(self.shelf.records[key], encoded)
         return None
 
-    def begin(self, key: PrefixKey, prefix: Prefix) -> Storing | None:
-        """Takes room for a prefix; None where it is there already, or where all that could leave is
-        not enough.
-        """
+    def begin(self, key: PrefixKey, prefix: Prefix) -> Demotion | None:
+        """Take room for a prefix; None where it is stored already or no room can be made."""
         if self.has(key) or key.version != self.engine.version or not prefix.tokens:
             return None
         nbytes = self.engine.shape.nbytes(prefix.tokens)
@@ -135,53 +141,36 @@ class Expander:
                 if self._holders.get(record.place):
                     continue
                 self._remove(record)
-                self.evictions += 1
                 if (offset := self.shelf.take(nbytes)) is not None:
                     break
             else:
                 return None
-        self._storing.add(key)
-        return Storing(self.shelf, key, prefix, offset, nbytes)
+        self._demoting.add(key)
+        return Demotion(self.shelf, key, prefix, offset, nbytes)
 
-    def finish(self, storing: Storing) -> None:
-        """Records a prefix whose steps have all run: it may be found from now on."""
-        self._storing.discard(storing.key)
-        key = storing.key
+    def finish(self, demotion: Demotion) -> None:
+        """Record a prefix whose steps have all run: `find` finds it from now on."""
+        key = demotion.key
+        self._demoting.discard(key)
         name = user_name(key.user)
         self.shelf.record(
-            storing.offset,
-            storing.nbytes,
-            storing.checksum,
-            tokens=storing.prefix.tokens,
+            demotion.offset,
+            demotion.nbytes,
+            demotion.checksum,
+            tokens=demotion.prefix.tokens,
             behaviours=key.behaviours,
             user=name,
             digest=key.digest,
         )
         self._users.setdefault(name, set()).add((name, key.behaviours, key.digest))
 
-    def cancel(self, storing: Storing) -> None:
-        """Gives the room of an unfinished demotion back."""
-        self._storing.discard(storing.key)
-        self.shelf.give(storing.offset, storing.nbytes)
-
-    def sound(self, lease: HostLease) -> bool:
-        """Whether a held entry is what was written (checked once for entries of an earlier
-        process).
-        """
-        return self.shelf.verify(lease.record)
-
-    def drop(self, lease: HostLease) -> None:
-        """Throws a damaged entry away and ends its lease."""
-        self.damaged += 1
-        lease.release()
-        key = (lease.record.user, lease.record.behaviours, lease.record.digest)
-        if self.shelf.records.get(key) is lease.record and not self._holders.get(
-            lease.record.place
-        ):
-            self._remove(lease.record)
+    def cancel(self, demotion: Demotion) -> None:
+        """Return the room of an unfinished demotion."""
+        self._demoting.discard(demotion.key)
+        self.shelf.give(demotion.offset, demotion.nbytes)
 
     def close(self) -> None:
-        """Lets go of the shelf; what is on it waits for the next process."""
+        """Close the shelf; its entries stay for the next process."""
         self.shelf.close()
 
     def _lease(self, record: Record, encoded: EncodedHistory) -> HostLease:
@@ -192,10 +181,16 @@ class Expander:
         prefix = self.engine.prefix_of(encoded.part(0, record.behaviours), buffer, record.digest)
         return HostLease(self, record, prefix)
 
-    def _let_go(self, record: Record) -> None:
+    def _release(self, record: Record) -> None:
         self._holders[record.place] -= 1
         if not self._holders[record.place]:
             del self._holders[record.place]
+
+    def _drop(self, record: Record) -> None:
+        self.damaged += 1
+        key = (record.user, record.behaviours, record.digest)
+        if self.shelf.records.get(key) is record and not self._holders.get(record.place):
+            self._remove(record)
 
     def _remove(self, record: Record) -> None:
         key = (record.user, record.behaviours, record.digest)

@@ -1,18 +1,16 @@
-"""One flight per key: a prefix is computed, extended or reloaded once, however many requests want
-it at the same moment.
+"""Prefixes in flight: each is computed, extended or reloaded once, however many requests need it.
 
-    find   ── exact and ready ──▶ a lease (device)          ── on its way ──▶ the flight, to be
-           joined
-    start  ── the longest usable part, on the device or the host, becomes the flight's past ──▶
-    FILLING steps  ── runs on the compute thread, touches nothing but buffers
-    land   ── READY for all who joined                     crash ── gone, all who joined are told
+    find    exact and READY ──▶ a lease          being filled ──▶ the InflightPrefix to wait for
+    start   reserves a slot; the longest usable part, on the device or the host, is its base
+    steps   fill the slot; they run on the compute thread and touch nothing but buffers
+    finish  READY for every request that waits   fail ──▶ the slot is removed
 
-A shorter prefix counts only if its digest is that of the same first behaviours: exact or not
-reused.
+A shorter prefix is used only if its digest equals that of the same first behaviours: a prefix is
+exact or it is not reused. Touch this when the base of a prefix is chosen in another way.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.serving.cache.expander import Expander, HostLease
@@ -24,7 +22,7 @@ from slipstream.serving.instance.cost_model import CostModel
 
 
 class PrefixRequest:
-    """A history in the model's terms, with its digests computed when asked for and remembered."""
+    """An encoded history whose prefix a request needs; digests are computed once, when needed."""
 
     def __init__(self, engine: Engine, user: str, encoded: EncodedHistory) -> None:
         self.user, self.encoded = user, encoded
@@ -32,7 +30,7 @@ class PrefixRequest:
         self.key = PrefixKey(engine.version, user, len(encoded), self.digest(len(encoded)))
 
     def digest(self, behaviours: int) -> bytes:
-        """Of the first so many behaviours."""
+        """The digest of the first `behaviours` behaviours."""
         if behaviours not in self.digests:
             self.digests[behaviours] = self.encoded.digest(behaviours)
         return self.digests[behaviours]
@@ -40,180 +38,153 @@ class PrefixRequest:
 
 @dataclass(eq=False)
 class InflightPrefix:
-    """A prefix on its way into a slot. `source` says whence: computed, extended or host."""
+    """A prefix that is being filled. `source` is computed, extended, host or damaged."""
 
-    wanted: PrefixRequest
+    request: PrefixRequest
     slot: Slot
     base: Lease | HostLease | None
     source: str
     seconds: float  # predicted
-    joined: int = 0
-    handle: Any = None  # the instance's job and waiters
-    extra: dict[str, Any] = field(default_factory=dict)
+    # Set by the instance that runs the steps:
+    job: Any = None
+    kind: Any = None  # of the job
+    done: Any = None  # a future; its result is the error, or None
+    pinned_until: float | None = None
 
 
 class InflightPrefixes:
-    """The cache, the expander and what is on its way between them. Owned by one thread, but for
-    `steps`.
+    """The prefixes being filled, between the cache and the expander.
+
+    All methods are called from one thread, except `steps`.
     """
 
     def __init__(
         self, engine: Engine, cache: PrefixCache, expander: Expander | None, cost: CostModel
     ) -> None:
         self.engine, self.cache, self.expander, self.cost = engine, cache, expander, cost
-        self.flying: dict[PrefixKey, InflightPrefix] = {}
+        self.by_key: dict[PrefixKey, InflightPrefix] = {}
         self.computed = self.extended = self.extended_from_host = self.reloaded = 0
 
-    def find(self, wanted: PrefixRequest) -> Lease | InflightPrefix | None:
-        """This very prefix: a lease if it is ready, the flight (counted as joined) if it is on its
-        way.
-        """
-        flight = self.flying.get(wanted.key)
-        if flight is not None:
-            flight.joined += 1
-            return flight
-        return self.cache.acquire(wanted.key)
+    def find(self, request: PrefixRequest) -> Lease | InflightPrefix | None:
+        """Find exactly this prefix: a lease if it is READY, an `InflightPrefix` if it is filling."""
+        return self.by_key.get(request.key) or self.cache.acquire(request.key)
 
-    def shorter(self, wanted: PrefixRequest, max_missing: int) -> Lease | None:
-        """The user's longest ready prefix of this history that lacks at most `max_missing`
-        behaviours.
-        """
-        slot = self._shorter_slot(wanted)
-        if slot is None or len(wanted.encoded) - slot.key.behaviours > max_missing:
+    def find_shorter_slot(self, request: PrefixRequest, max_missing: int) -> Slot | None:
+        """Find the user's longest READY prefix that lacks at most `max_missing` behaviours."""
+        slot = self._longest_slot(request)
+        if slot is None or len(request.encoded) - slot.key.behaviours > max_missing:
             return None
-        return self.cache.acquire(slot.key)
+        return slot
 
-    def shorter_slot(self, wanted: PrefixRequest, max_missing: int) -> Slot | None:
-        """The same, only looked at."""
-        slot = self._shorter_slot(wanted)
-        return (
-            slot
-            if slot is not None and len(wanted.encoded) - slot.key.behaviours <= max_missing
-            else None
-        )
+    def acquire_shorter(self, request: PrefixRequest, max_missing: int) -> Lease | None:
+        """Lease what `find_shorter_slot` finds."""
+        slot = self.find_shorter_slot(request, max_missing)
+        return None if slot is None else self.cache.acquire(slot.key)
 
-    def flying_shorter(self, wanted: PrefixRequest, max_missing: int) -> InflightPrefix | None:
-        """A flight of a shorter prefix of this history."""
-        for flight in self.flying.values():
-            missing = len(wanted.encoded) - flight.wanted.key.behaviours
-            same = flight.wanted.user == wanted.user and 0 < missing <= max_missing
-            if same and wanted.digest(flight.wanted.key.behaviours) == flight.wanted.key.digest:
-                return flight
+    def find_shorter(self, request: PrefixRequest, max_missing: int) -> InflightPrefix | None:
+        """Find a shorter prefix of this history that is being filled."""
+        for inflight in self.by_key.values():
+            key = inflight.request.key
+            missing = len(request.encoded) - key.behaviours
+            same_user = inflight.request.user == request.user
+            if not same_user or not 0 < missing <= max_missing:
+                continue
+            if request.digest(key.behaviours) == key.digest:
+                return inflight
         return None
 
-    def start(self, wanted: PrefixRequest, room: int = SUFFIX_ROOM) -> InflightPrefix | Busy:
-        """Reserves a slot and chooses the cheapest way to fill it."""
-        if wanted.key in self.flying:
+    def start(self, request: PrefixRequest, room: int = SUFFIX_ROOM) -> InflightPrefix | Busy:
+        """Reserve a slot and choose the cheapest base to fill it from."""
+        if request.key in self.by_key:
             return Busy("exists")
-        tokens = self.engine.cached_tokens(len(wanted.encoded))
-        base, seconds, source = self._cheapest(wanted, tokens)
-        slot = self.cache.reserve(wanted.key, tokens + room)
+        tokens = self.engine.cached_tokens(len(request.encoded))
+        base, seconds, source = self._choose_base(request, tokens)
+        slot = self.cache.reserve(request.key, tokens + room)
         if isinstance(slot, Busy):
             if base is not None:
                 base.release()
             return slot
-        flight = InflightPrefix(wanted, slot, base, source, seconds)
-        self.flying[wanted.key] = flight
-        return flight
+        inflight = InflightPrefix(request, slot, base, source, seconds)
+        self.by_key[request.key] = inflight
+        return inflight
 
-    def estimate(self, wanted: PrefixRequest) -> float:
-        """Seconds `start` would take."""
-        base, seconds, _ = self._cheapest(wanted, self.engine.cached_tokens(len(wanted.encoded)))
+    def estimate(self, request: PrefixRequest) -> float:
+        """Predict the seconds of the steps that `start` would begin."""
+        tokens = self.engine.cached_tokens(len(request.encoded))
+        base, seconds, _ = self._choose_base(request, tokens)
         if base is not None:
             base.release()
         return seconds
 
-    def steps(self, flight: InflightPrefix) -> Iterator[int]:
-        """The work itself, for the compute thread."""
-        past = flight.base
-        if (
-            isinstance(past, HostLease)
-            and self.expander is not None
-            and not self.expander.sound(past)
-        ):
-            flight.source = "damaged"
-            past = None
-        encoded, base = flight.wanted.encoded, None if past is None else past.prefix
+    def steps(self, inflight: InflightPrefix) -> Iterator[int]:
+        """Fill the slot, for the compute thread; yield after each step."""
+        base = inflight.base
+        if isinstance(base, HostLease) and not base.verify():
+            inflight.source = "damaged"
+            base = None
+        encoded, past = inflight.request.encoded, None if base is None else base.prefix
         chunk = self.cost.chunk_for(self.engine.cached_tokens(len(encoded)))
-        yield from self.engine.prefill_steps(encoded, flight.slot.buffer, base, chunk)
+        yield from self.engine.prefill_steps(encoded, inflight.slot.buffer, past, chunk)
 
-    def land(self, flight: InflightPrefix, pinned_until: float | None) -> None:
-        """Publishes what the steps have filled."""
-        from_host = isinstance(flight.base, HostLease)
-        self._let_go(flight)
-        wanted = flight.wanted
-        self.cache.publish(
-            flight.slot,
-            self.engine.prefix_of(wanted.encoded, flight.slot.buffer, wanted.key.digest),
-            pinned_until,
-        )
-        self.reloaded += flight.source == "host"
-        self.extended += flight.source == "extended"
-        self.extended_from_host += flight.source == "extended" and from_host
-        self.computed += flight.source in ("computed", "damaged")
+    def finish(self, inflight: InflightPrefix, pinned_until: float | None) -> None:
+        """Publish the prefix that the steps have filled."""
+        from_host = isinstance(inflight.base, HostLease)
+        self._remove(inflight)
+        request, slot = inflight.request, inflight.slot
+        prefix = self.engine.prefix_of(request.encoded, slot.buffer, request.key.digest)
+        self.cache.publish(slot, prefix, pinned_until)
+        self.reloaded += inflight.source == "host"
+        self.extended += inflight.source == "extended"
+        self.extended_from_host += inflight.source == "extended" and from_host
+        self.computed += inflight.source in ("computed", "damaged")
 
-    def crash(self, flight: InflightPrefix) -> None:
-        """The steps failed or were given up: nothing is published."""
-        self._let_go(flight)
-        if flight.slot.state is State.FILLING:
-            self.cache.abandon(flight.slot)
+    def fail(self, inflight: InflightPrefix) -> None:
+        """Remove a prefix whose steps failed or were cancelled; nothing is published."""
+        self._remove(inflight)
+        if inflight.slot.state is State.FILLING:
+            self.cache.abandon(inflight.slot)
 
-    def _let_go(self, flight: InflightPrefix) -> None:
-        self.flying.pop(flight.wanted.key, None)
-        if (
-            isinstance(flight.base, HostLease)
-            and flight.source == "damaged"
-            and self.expander is not None
-        ):
-            self.expander.drop(flight.base)
-        elif flight.base is not None:
-            flight.base.release()
-        flight.base = None
+    def _remove(self, inflight: InflightPrefix) -> None:
+        self.by_key.pop(inflight.request.key, None)
+        base, inflight.base = inflight.base, None
+        if isinstance(base, HostLease) and inflight.source == "damaged":
+            base.drop()
+        elif base is not None:
+            base.release()
 
-    def _shorter_slot(self, wanted: PrefixRequest) -> Slot | None:
-        for slot in self.cache.of_user(wanted.user):
+    def _longest_slot(self, request: PrefixRequest) -> Slot | None:
+        for slot in self.cache.of_user(request.user):
             behaviours = slot.key.behaviours
-            if slot.key.version != self.engine.version or behaviours > len(wanted.encoded):
+            if slot.key.version != self.engine.version or behaviours > len(request.encoded):
                 continue
-            if wanted.digest(behaviours) == slot.key.digest:
+            if request.digest(behaviours) == slot.key.digest:
                 return slot
         return None
 
-    def _cheapest(
-        self, wanted: PrefixRequest, tokens: int
+    def _choose_base(
+        self, request: PrefixRequest, tokens: int
     ) -> tuple[Lease | HostLease | None, float, str]:
-        """What to start from: the longest part on the device or on the host, where copying beats
-        computing.
-        """
-        shape, cost = self.engine.shape, self.cost
+        """The longest part on the device or the host, where a copy is cheaper than computing."""
+        slot = self._longest_slot(request)
+        device = host = None
+        if slot is not None and slot.prefix is not None and slot.prefix.tokens:
+            device = Lease(slot)
+        if self.expander is not None:
+            host = self.expander.find(request.user, request.encoded, request.digests)
         best: Lease | HostLease | None = None
-        seconds, source = cost.prefill_seconds(tokens), "computed"
-        slot = self._shorter_slot(wanted)
-        device = (
-            Lease(self.cache, slot)
-            if slot is not None and slot.prefix is not None and slot.prefix.tokens
-            else None
-        )
-        host = (
-            self.expander.find(wanted.user, wanted.encoded, wanted.digests)
-            if self.expander is not None
-            else None
-        )
+        seconds, source = self.cost.prefill_seconds(tokens), "computed"
         for lease in (device, host):
             if lease is None:
                 continue
             past = lease.prefix.tokens
-            needed = cost.copy_seconds(shape.nbytes(past)) + cost.prefill_seconds(tokens, past)
-            if needed < seconds:
-                if best is not None:
-                    best.release()
-                best, seconds = lease, needed
-                source = (
-                    "host"
-                    if isinstance(lease, HostLease)
-                    and lease.prefix.behaviours == len(wanted.encoded)
-                    else "extended"
-                )
-            else:
+            needed = self.cost.copy_seconds(self.engine.shape.nbytes(past))
+            needed += self.cost.prefill_seconds(tokens, past)
+            if needed >= seconds:
                 lease.release()
+                continue
+            if best is not None:
+                best.release()
+            best, seconds = lease, needed
+            whole = lease.prefix.behaviours == len(request.encoded)
+            source = "host" if whole and isinstance(lease, HostLease) else "extended"
         return best, seconds, source

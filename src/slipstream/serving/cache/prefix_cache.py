@@ -1,15 +1,14 @@
-"""The prefix cache of the device tier: a byte budget, and verbs that say what must hold before and
-after.
+"""The device tier of the prefix cache: entries by key within a byte budget.
 
     absent ──reserve──▶ FILLING ──publish──▶ READY ──acquire──▶ READY, held ──release──▶ READY
-    ──(LRU)──▶ absent
-                           │                   │ pinned until consumed or its deadline; only an
-                                               entry that is
-                           └──abandon──▶ absent  neither pinned nor held may be evicted
+                           │                   │
+                           └──abandon──▶ absent└──evicted (least recently used first)──▶ absent
 
-Bytes in use never exceed the budget. A FILLING entry cannot be read, so nobody sees half a prefix;
-a READY one never changes but for the room behind it, which the one compute thread uses while it
-ranks. All verbs belong to one thread, the event loop's.
+An entry may be evicted only when it is READY, nobody holds it and it is not pinned. A pin ends when
+the entry is acquired or its deadline passes. Bytes in use never exceed the budget. A FILLING entry
+cannot be read, so no request sees half a prefix. A READY entry never changes, except the room after
+it, which the compute thread uses while it ranks. All methods are called from one thread, the
+event loop's. Touch this when entries are kept or evicted in another way.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from slipstream.serving.engine.prefix import KVShape, Prefix, PrefixBuffer, Pref
 
 
 class State(Enum):
-    """Where an entry stands."""
+    """The state of an entry."""
 
     FILLING = "filling"
     READY = "ready"
@@ -31,13 +30,13 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Busy:
-    """Why nothing could be reserved, as one counted word."""
+    """The reason why nothing could be reserved: one word, counted in the metrics."""
 
     reason: str
 
 
 class Slot:
-    """An entry of the cache and the memory it owns."""
+    """An entry of the cache with its memory."""
 
     def __init__(self, key: PrefixKey, offset: int, buffer: PrefixBuffer) -> None:
         self.key, self.offset, self.buffer = key, offset, buffer
@@ -57,16 +56,16 @@ class Slot:
 
 
 class Lease:
-    """The right to read a prefix; ends with `release`, or with the `with` block, also on error."""
+    """The right to read a prefix; it ends with `release` or with the `with` block."""
 
-    def __init__(self, cache: "PrefixCache", slot: Slot) -> None:
+    def __init__(self, slot: Slot) -> None:
         assert slot.prefix is not None
-        self._cache, self.slot, self.prefix = cache, slot, slot.prefix
+        self.slot, self.prefix = slot, slot.prefix
         self._held = True
         slot.holders += 1
 
     def release(self) -> None:
-        """Once; a second call does nothing."""
+        """End the lease; a second call does nothing."""
         if self._held:
             self._held = False
             self.slot.holders -= 1
@@ -79,7 +78,7 @@ class Lease:
 
 
 class PrefixCache:
-    """Prefixes by key, within a budget."""
+    """Prefixes by key within a byte budget."""
 
     def __init__(self, shape: KVShape, budget: int) -> None:
         self.shape, self.arena = shape, Arena(budget)
@@ -105,12 +104,8 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def lookup(self, key: PrefixKey) -> Slot | None:
-        """The entry of a key, filling or ready."""
-        return self._slots.get(key)
-
     def of_user(self, user: str) -> list[Slot]:
-        """A user's readable entries, longest history first."""
+        """The READY entries of a user, the longest history first."""
         found = [self._slots[key] for key in self._users.get(user, ())]
         return sorted(
             (slot for slot in found if slot.state is State.READY),
@@ -118,9 +113,7 @@ class PrefixCache:
         )
 
     def reserve(self, key: PrefixKey, capacity: int) -> Slot | Busy:
-        """Memory for `capacity` tokens under a new key, FILLING. Evicts what was used least
-        recently, never what is pinned.
-        """
+        """Make a FILLING entry for `capacity` tokens; evict the least recently used where needed."""
         if key in self._slots:
             return Busy("exists")
         nbytes = self.shape.nbytes(capacity)
@@ -128,7 +121,7 @@ class PrefixCache:
             return Busy("larger_than_cache")
         offset = self.arena.take(nbytes)
         if offset is None:
-            for slot in self._by_age():
+            for slot in self._evictable_by_age():
                 self._remove(slot)
                 self.evictions += 1
                 if (offset := self.arena.take(nbytes)) is not None:
@@ -143,7 +136,7 @@ class PrefixCache:
         return slot
 
     def publish(self, slot: Slot, prefix: Prefix, pinned_until: float | None = None) -> None:
-        """Readable from now on; with a deadline, kept until it is consumed or the deadline passes."""
+        """Make a FILLING entry READY; with `pinned_until`, pin it until that time."""
         if slot.state is not State.FILLING or prefix.buffer is not slot.buffer:
             raise ValueError(
                 "only a filling slot can be published, with the prefix written into it"
@@ -158,31 +151,29 @@ class PrefixCache:
         self._touch(slot)
 
     def abandon(self, slot: Slot) -> None:
-        """Gives up a slot that was never published."""
+        """Remove a FILLING entry."""
         if slot.state is not State.FILLING:
             raise ValueError("only a filling slot can be abandoned")
         self._remove(slot)
 
     def acquire(self, key: PrefixKey) -> Lease | None:
-        """A lease on a ready entry. Whoever reads it consumes it: its pin ends, the lease keeps it
-        while it lasts.
-        """
+        """Lease a READY entry and end its pin; None where there is no such entry."""
         slot = self._slots.get(key)
         if slot is None or slot.state is not State.READY:
             return None
         slot.pinned_until = None
         self._touch(slot)
-        return Lease(self, slot)
+        return Lease(slot)
 
     def pin(self, slot: Slot, until: float) -> None:
-        """Keeps a ready entry for a request that was announced."""
+        """Keep a READY entry for an announced request until that time."""
         if slot.state is not State.READY:
             raise ValueError("only a ready entry can be pinned")
         slot.pinned_until = until if slot.pinned_until is None else max(until, slot.pinned_until)
         self._touch(slot)
 
     def expire(self, now: float) -> int:
-        """Ends pins whose deadline has passed: the request never came. Returns how many."""
+        """End the pins whose deadline has passed (the request never came); return their number."""
         late = [
             slot
             for slot in self._slots.values()
@@ -194,10 +185,10 @@ class PrefixCache:
         return len(late)
 
     def slots(self) -> Iterator[Slot]:
-        """Every entry, for inspection."""
+        """Iterate over all entries."""
         return iter(tuple(self._slots.values()))
 
-    def _by_age(self) -> list[Slot]:
+    def _evictable_by_age(self) -> list[Slot]:
         return sorted(
             (slot for slot in self._slots.values() if slot.evictable),
             key=lambda slot: slot.last_used,

@@ -1,14 +1,13 @@
-"""A shelf of bytes in shared memory that outlives the process: extents of payload and a crash-safe
-table of records.
+"""A shelf: payloads in shared memory that outlive the process, with a crash-safe table of records.
 
     | header 4 KiB: magic, identity | records, 128 bytes each | payload … |
 
-The file lies in shared memory (/dev/shm), so whoever writes it may be killed at any moment and what
-was stored stays. A record is written after its payload and carries a checksum of itself: a torn or
-half-made one is dropped when the shelf is opened again. A record is wiped before its bytes are used
-anew. `identity` says what the payload means (model version, layout, sizes): a shelf of another
-identity is emptied, never read. One process at a time, held by a lock on the file. All its memory
-is taken when it is made: what does not fit is an error then, not a fault in the middle of a copy.
+The file is in shared memory (/dev/shm), so its content survives a kill of the process. A record is
+written after its payload and contains a checksum of itself: opening a shelf drops incomplete
+records. A record is wiped before its bytes are used again. `identity` names what the payload means
+(model version, layout, sizes): a shelf of another identity is emptied, never read. A lock on the
+file admits one process at a time. All memory is allocated when the shelf is made: too little memory
+is an error then, not a fault in the middle of a copy. Touch this when the file's layout changes.
 """
 
 import fcntl
@@ -26,17 +25,16 @@ from slipstream.serving.cache.arena import Extents
 
 _MAGIC = b"slipstream shelf 1"
 _HEADER, _RECORD = 4096, 128
-_FIELDS = struct.Struct(
-    "<QQQQQQ16s16sQ"
-)  # used, order, offset, nbytes, tokens, behaviours, user, digest, payload checksum
+# used, order, offset, nbytes, tokens, behaviours, user, digest, payload checksum
+_FIELDS = struct.Struct("<QQQQQQ16s16sQ")
 _CHECK = struct.Struct("<Q")
 
 
 @dataclass
 class Record:
-    """One stored payload."""
+    """One payload of a shelf."""
 
-    place: int
+    place: int  # the record's number in the table
     order: int  # grows with use: the smallest was used least recently
     offset: int
     nbytes: int
@@ -45,11 +43,11 @@ class Record:
     user: bytes
     digest: bytes
     checksum: int
-    verified: bool  # False: inherited from an earlier process and not read since
+    verified: bool  # False: written by an earlier process and not checked yet
 
 
 class Shelf:
-    """An opened shelf. `records` is what may be read."""
+    """An open shelf. `records` are the payloads that may be read."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class Shelf:
         self.max_records = max_records
         self._free_places = list(range(max_records - 1, -1, -1))
         self.records: dict[tuple[bytes, int, bytes], Record] = {}
-        self.dropped = 0  # torn or foreign records found at opening
+        self.dropped = 0  # incomplete records found at opening
         self._order = 0
         header = _MAGIC + xxhash.xxh3_128_digest(
             identity + struct.pack("<QQ", payload_bytes, max_records)
@@ -113,19 +111,19 @@ class Shelf:
         return file
 
     def take(self, nbytes: int) -> int | None:
-        """Room for a payload; None where neither bytes nor a record are free."""
+        """Take room for a payload; None where no bytes or no record are free."""
         return self.extents.take(nbytes) if self._free_places else None
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Gives room back that was taken but never recorded."""
+        """Return room that was taken but never recorded."""
         self.extents.give(offset, nbytes)
 
     def payload(self, offset: int, nbytes: int) -> torch.Tensor:
-        """The bytes themselves, a view of the shared memory."""
+        """The bytes of a payload, a view of the shared memory."""
         return self._bytes[self._payload_at + offset : self._payload_at + offset + nbytes]
 
     def checksum(self, offset: int, nbytes: int) -> int:
-        """Of a payload as it lies there now."""
+        """The checksum of a payload's present bytes."""
         return xxhash.xxh3_64_intdigest(self.payload(offset, nbytes).numpy().data)
 
     def record(
@@ -139,7 +137,7 @@ class Shelf:
         user: bytes,
         digest: bytes,
     ) -> Record:
-        """Makes a written payload readable, now and after a crash."""
+        """Make a written payload readable, now and after a kill."""
         self._order += 1
         found = Record(
             self._free_places.pop(),
@@ -158,13 +156,13 @@ class Shelf:
         return found
 
     def touch(self, record: Record) -> None:
-        """Remembers that a record was used."""
+        """Make a record the most recently used."""
         self._order += 1
         record.order = self._order
         self._write(record)
 
     def remove(self, record: Record) -> None:
-        """Wipes the record, then frees its bytes."""
+        """Wipe a record, then free its bytes."""
         at = self._records_at + record.place * _RECORD
         self._map[at : at + _RECORD] = bytes(_RECORD)
         del self.records[record.user, record.behaviours, record.digest]
@@ -172,24 +170,18 @@ class Shelf:
         self.extents.give(record.offset, record.nbytes)
 
     def verify(self, record: Record) -> bool:
-        """Whether the payload is what was written; a record of this process was never out of hand."""
+        """Whether the payload is as written; checked once, for records of an earlier process."""
         if not record.verified:
             record.verified = self.checksum(record.offset, record.nbytes) == record.checksum
         return record.verified
 
     def close(self) -> None:
-        """Lets go of the lock; the memory stays for the next process."""
+        """Release the lock; the memory stays for the next process."""
         if self._file >= 0:
-            fcntl.flock(
-                self._file, fcntl.LOCK_UN
-            )  # the mapping shares the lock, so closing alone would keep it
+            # the mapping shares the lock: closing the file alone would keep it
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
-
-    def unlink(self) -> None:
-        """Removes the shelf for good."""
-        self.close()
-        self.path.unlink(missing_ok=True)
 
     def _write(self, r: Record) -> None:
         fields = _FIELDS.pack(
@@ -201,7 +193,7 @@ class Shelf:
         )
 
     def _recover(self) -> None:
-        """Takes over what an earlier process left behind; anything doubtful is dropped."""
+        """Read the records of an earlier process; drop the incomplete ones."""
         for place in range(self.max_records):
             at = self._records_at + place * _RECORD
             fields = self._map[at : at + _FIELDS.size]
@@ -212,13 +204,13 @@ class Shelf:
                 fields
             )
             key = (user, behaviours, digest)
-            sound = (
+            complete = (
                 check == xxhash.xxh3_64_intdigest(fields)
                 and offset % 64 == 0
                 and nbytes > 0
                 and key not in self.records
             )
-            if not sound or not self.extents.take_at(offset, nbytes):
+            if not complete or not self.extents.take_at(offset, nbytes):
                 self._map[at : at + _RECORD] = bytes(_RECORD)
                 self.dropped += 1
                 continue

@@ -230,7 +230,7 @@ class Engine:
     def run_pass(
         self, behaviours: EncodedHistory, buffer: PrefixBuffer, past_tokens: int, *, fill: bool
     ) -> None:
-        """Run one pass behind what the buffer holds (`fill`: as in a prefill), to measure its time."""
+        """Run one pass behind what the buffer holds (`fill`: as in a prefill), to time it."""
         piece = RankQuery(None, behaviours, _NO_ROWS, self._time_after(behaviours, len(behaviours)))
         for _ in layer_steps(
             self.model, self._stream([piece], True), buffer, past_tokens, fill=fill

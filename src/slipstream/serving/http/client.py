@@ -66,14 +66,14 @@ class AsyncClient:
         await self._session.close()
 
     async def preinfer(
-        self, user: str, history: m.History | None = None, **more: Any
+        self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
         return await self._post(
             "/v1/preinfer", m.PreinferRequest(user, history, **more), m.PreinferAnswer
         )
 
     async def rank(
-        self, user: str, candidates: list[int], history: m.History | None = None, **more: Any
+        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
         return await self._post(
             "/v1/rank", m.RankRequest(user, candidates, history, **more), m.RankAnswer
@@ -144,12 +144,12 @@ class Client:
         self._client = self._runner.run(_opened(url, key, deadline_ms))
 
     def preinfer(
-        self, user: str, history: m.History | None = None, **more: Any
+        self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
         return self._run(self._client.preinfer(user, history, **more))
 
     def rank(
-        self, user: str, candidates: list[int], history: m.History | None = None, **more: Any
+        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
         return self._run(self._client.rank(user, candidates, history, **more))
 

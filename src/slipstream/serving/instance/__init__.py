@@ -1,1 +1,1 @@
-"""Serving: instance."""
+"""One serving instance: its compute thread, what it admits, where it finds prefixes."""
