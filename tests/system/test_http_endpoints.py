@@ -1,6 +1,4 @@
-"""The endpoints through a real router in front of real instance processes (around the hashing
-stand-in).
-"""
+"""The endpoints through a real router in front of instance processes (around the stand-in)."""
 
 import json
 import time
@@ -55,10 +53,8 @@ def test_the_relay_is_handed_over_to_the_same_instance(client: Client):
 
 
 def test_users_are_spread_over_the_instances(client: Client):
-    seen, deadline = (
-        set[str](),
-        time.monotonic() + 20,
-    )  # a busy machine may delay a health check: the member is back soon
+    # A busy machine may delay a health check: the instance is back soon.
+    seen, deadline = set[str](), time.monotonic() + 20
     while seen != {"i-0", "i-1"} and time.monotonic() < deadline:
         seen = {client.rank(f"spread-{number}", [1], HISTORY).instance for number in range(30)}
     assert seen == {"i-0", "i-1"}
@@ -71,9 +67,8 @@ def test_a_stored_history_scores_as_the_sent_one(client: Client):
     late = client.rank("stored", [1, 2], ticket=early.ticket)
     assert (late.hit, late.behaviours) == ("device", 3)
     assert late.scores["score"] == stand_in_scores([5, 6, 7], [10, 20, 30], [1, 2])
-    assert (
-        client.rank("stored", [1, 2]).scores == late.scores
-    )  # the ticket decides nothing about the answer
+    without_ticket = client.rank("stored", [1, 2])
+    assert without_ticket.scores == late.scores
 
 
 def test_recent_behaviours_come_after_the_stored_ones(client: Client):
@@ -121,8 +116,8 @@ def test_the_cascade_retrieves_filters_ranks_and_sorts(client: Client):
 
 def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
     client.events("anno ü", [2**63 - 1, 7], [10, 20], actions={"click": [1.0, 0.0]})
-    told = client.user("anno ü")
-    assert (told.behaviours, told.recent.items, told.recent.actions) == (
+    stored = client.user("anno ü")
+    assert (stored.behaviours, stored.recent.items, stored.recent.actions) == (
         2,
         [2**63 - 1, 7],
         {"click": [1.0, 0.0]},
@@ -230,7 +225,7 @@ def test_tickets_of_others_and_old_ones_are_refused(served: Supervisor, client: 
     assert (refused.value.status, refused.value.code) == (410, "ticket_expired")
 
 
-def test_without_the_key_nothing_is_told(served: Supervisor):
+def test_without_the_key_everything_but_health_is_refused(served: Supervisor):
     for path in (
         "/v1/rank",
         "/v1/users/anno",
@@ -246,7 +241,7 @@ def test_without_the_key_nothing_is_told(served: Supervisor):
         assert json.loads(answer.read()) == {"status": "ok"}
 
 
-def test_instances_do_not_talk_to_strangers(served: Supervisor):
+def test_instances_refuse_the_keys_of_clients(served: Supervisor):
     code, _, _ = post(served.instances[0].url + "/v1/rank", b"{}")
     assert code == 401
 
@@ -270,7 +265,7 @@ def test_a_deadline_that_makes_no_sense_is_refused(served: Supervisor, value: st
     assert "milliseconds" in problem["detail"]
 
 
-def test_metrics_tell_of_router_and_instances(client: Client):
+def test_metrics_show_router_and_instances(client: Client):
     client.rank("measured", [1], HISTORY)
     text = client.metrics()
     assert 'slipstream_answers_total{endpoint="rank",status="200"}' in text
