@@ -17,11 +17,11 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.http.client import Client
 from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.supervisor import Supervisor
-from tests.support.serving_fixtures import KEY, deployment, stand_in_plan, wait_until
-from tests.support.serving_stand_in import stand_in_scores
+from tests.support.serving_fixtures import KEY, deployment, standin_plan, wait_until
+from tests.support.serving_stand_in import standin_scores
 
 HISTORY = HistoryMessage(items=[5, 6, 7], timestamps=[10, 20, 30])
-EXPECTED = stand_in_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
+EXPECTED = standin_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
 
 
 class Asking:
@@ -43,7 +43,7 @@ class Asking:
                     late = client.rank(
                         f"user-{number % 50}", [1, 2, 3], HISTORY, ticket=early.ticket
                     )
-                    assert late.scores["score"] == stand_in_scores(
+                    assert late.scores["score"] == standin_scores(
                         [5, 6, 7], [10, 20, 30], [1, 2, 3], late.version
                     )
                     self.answers.append((late.instance, late.version))
@@ -161,7 +161,7 @@ def test_while_a_router_restarts_connections_wait(tmp_path: Path):
 
 
 def test_an_instance_that_cannot_start_is_given_up(tmp_path: Path):
-    plan = stand_in_plan(tmp_path, instance_command=(sys.executable, "-c", "raise SystemExit(3)"))
+    plan = standin_plan(tmp_path, instance_command=(sys.executable, "-c", "raise SystemExit(3)"))
     with (
         pytest.raises(
             SlipstreamError, match=r"i-\d ended 5 times right after its start \(code 3\)"
@@ -176,14 +176,14 @@ def test_a_taken_port_is_explained(tmp_path: Path):
         deployment(tmp_path) as supervisor,
         pytest.raises(SlipstreamError, match="choose another --port"),
     ):
-        Supervisor(stand_in_plan(tmp_path, port=supervisor.port), print)
+        Supervisor(standin_plan(tmp_path, port=supervisor.port), print)
 
 
 def test_nobody_outlives_a_killed_supervisor(tmp_path: Path):
     code = (
-        "import sys, pathlib; from serving_fixtures import stand_in_plan; from "
+        "import sys, pathlib; from serving_fixtures import standin_plan; from "
         "slipstream.serving.supervisor import Supervisor\n"
-        f"s = Supervisor(stand_in_plan(pathlib.Path({str(tmp_path)!r})), lambda t: None)\n"
+        f"s = Supervisor(standin_plan(pathlib.Path({str(tmp_path)!r})), lambda t: None)\n"
         "import threading; threading.Thread(target=s.run, daemon=True).start()\n"
         "import time\n"
         "while not s.all_ready: time.sleep(0.05)\n"

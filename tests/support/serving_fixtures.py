@@ -27,7 +27,7 @@ SMALL_MODEL = {
 STAND_IN = (sys.executable, str(TESTS / "serving_stand_in.py"))
 
 
-def stand_in_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
+def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
     """Stand-ins that share a bundle (a file with a version) and a history store."""
     bundle = tmp_path / "bundle"
     bundle.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def stand_in_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **chang
 @contextlib.contextmanager
 def deployment(tmp_path: Path, **changes: Any) -> Iterator[Supervisor]:
     """Running stand-ins behind a router."""
-    with supervised(stand_in_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
+    with supervised(standin_plan(tmp_path, **changes), lambda _sentence: None) as supervisor:
         yield supervisor
 
 

@@ -23,7 +23,7 @@ NUM_ITEMS = 100_000
 MAX_LEN = 64
 
 
-def stand_in_scores(
+def standin_scores(
     items: list[int], timestamps: list[int], candidates: list[int], version: str = "v1"
 ) -> list[float]:
     """Return the scores of the stand-in: what the tests expect."""
@@ -83,7 +83,7 @@ class StandInInstance:
         if time.monotonic() > deadline:
             raise DeadlinePassed("too late")
         whole = history if recent is None else history.then(recent)
-        scores = stand_in_scores(
+        scores = standin_scores(
             whole.items.tolist(), whole.timestamps.tolist(), candidates, self.version
         )
         hit = "device" if (user, len(history.items)) in self._kept else "inline"
@@ -95,7 +95,7 @@ class StandInInstance:
         self, history: History, k: int, *, deadline: float
     ) -> list[tuple[int, float]]:
         self._check(history)
-        scores = stand_in_scores(
+        scores = standin_scores(
             history.items.tolist(), history.timestamps.tolist(), list(range(k + 10)), self.version
         )
         order = sorted(range(len(scores)), key=lambda item: -scores[item])[:k]

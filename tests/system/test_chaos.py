@@ -11,12 +11,12 @@ from benchmarks.chaos.course import Course, run_course
 from benchmarks.chaos.load import Failure, Load, Tally, Visitor, largest_difference
 from slipstream.serving.http.messages import HistoryMessage, RankAnswer
 from tests.support.serving_fixtures import KEY, deployment
-from tests.support.serving_stand_in import stand_in_scores
+from tests.support.serving_stand_in import standin_scores
 
 
 def visitor(number: int, **changes: object) -> Visitor:
     history = HistoryMessage(list(range(number, number + 5)), [1, 2, 3, 4, 5])
-    expected = {"score": stand_in_scores(history.items, history.timestamps, [1, 2, 3])}
+    expected = {"score": standin_scores(history.items, history.timestamps, [1, 2, 3])}
     return Visitor(
         f"v{number}", history, [1, 2, 3], changes.get("expected", expected), stored=bool(number % 2)
     )  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.router.ticket import TicketOffice
 from slipstream.serving.supervisor import Supervisor
 from tests.support.serving_fixtures import KEY, deployment
-from tests.support.serving_stand_in import stand_in_scores
+from tests.support.serving_stand_in import standin_scores
 
 HISTORY = HistoryMessage(items=[5, 6, 7], timestamps=[10, 20, 30])
 
@@ -49,7 +49,7 @@ def test_the_relay_is_handed_over_to_the_same_instance(client: Client):
         assert early.admitted
         late = client.rank(user, [1, 2, 3], HISTORY, ticket=early.ticket)
         assert (late.instance, late.hit) == (early.instance, "device")
-        assert late.scores["score"] == stand_in_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
+        assert late.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
 
 
 def test_users_are_spread_over_the_instances(client: Client):
@@ -66,7 +66,7 @@ def test_a_stored_history_scores_as_the_sent_one(client: Client):
     client.events("stored", [7], [30])  # between pre-inference and ranking
     late = client.rank("stored", [1, 2], ticket=early.ticket)
     assert (late.hit, late.behaviours) == ("device", 3)
-    assert late.scores["score"] == stand_in_scores([5, 6, 7], [10, 20, 30], [1, 2])
+    assert late.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2])
     without_ticket = client.rank("stored", [1, 2])
     assert without_ticket.scores == late.scores
 
@@ -74,7 +74,7 @@ def test_a_stored_history_scores_as_the_sent_one(client: Client):
 def test_recent_behaviours_come_after_the_stored_ones(client: Client):
     client.events("recent", [5], [10])
     answer = client.rank("recent", [1], recent=HistoryMessage([6], [20]))
-    assert answer.scores["score"] == stand_in_scores([5, 6], [10, 20], [1])
+    assert answer.scores["score"] == standin_scores([5, 6], [10, 20], [1])
     with pytest.raises(Refused, match="older than stored") as refused:
         client.preinfer("recent")
         client.events("recent", [7], [30])
@@ -91,14 +91,14 @@ def test_a_long_stored_history_is_cut_to_a_window_that_stays_put(client: Client)
     client.events("long", items[90:93], times[90:93])
     late = client.rank("long", [1], ticket=early.ticket)
     assert (early.behaviours, late.behaviours, late.hit) == (58, 61, "device")
-    assert late.scores["score"] == stand_in_scores(items[32:93], times[32:93], [1])
+    assert late.scores["score"] == standin_scores(items[32:93], times[32:93], [1])
     client.events("long", items[93:], times[93:])
-    assert client.rank("long", [1]).scores["score"] == stand_in_scores(items[40:], times[40:], [1])
+    assert client.rank("long", [1]).scores["score"] == standin_scores(items[40:], times[40:], [1])
 
 
 def test_items_of_another_catalogue_are_skipped_in_a_stored_history(client: Client):
     client.events("newer", [5, 10**15, 6], [1, 2, 3])
-    assert client.rank("newer", [1]).scores["score"] == stand_in_scores([5, 6], [1, 3], [1])
+    assert client.rank("newer", [1]).scores["score"] == standin_scores([5, 6], [1, 3], [1])
 
 
 def test_the_cascade_retrieves_filters_ranks_and_sorts(client: Client):
@@ -107,7 +107,7 @@ def test_the_cascade_retrieves_filters_ranks_and_sorts(client: Client):
     assert len(answer.items) == 5
     assert not {3, 4, 8} & set(answer.items)
     assert answer.scores["score"] == sorted(answer.scores["score"], reverse=True)
-    assert answer.scores["score"] == stand_in_scores([3, 4], [1, 2], answer.items)
+    assert answer.scores["score"] == standin_scores([3, 4], [1, 2], answer.items)
     assert answer.hit == "device"  # pre-inferred while retrieval ran
     mine = client.recommend("cascade", 5, candidates=[3, 50, 60])
     assert set(mine.items) == {50, 60}

@@ -1,0 +1,173 @@
+"""The gate, bodies, deadlines and refusals, the same for every endpoint."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slipstream.history.history_store import AppendRefused
+from slipstream.serving.http import messages as m
+from slipstream.serving.http.endpoints import ENDPOINTS
+from slipstream.serving.http.http_app import Gate, RequestMetrics, build, problem_of
+from slipstream.serving.http.limits import Keys, Limits
+from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.router.ticket import TicketRefused
+from tests.support.asgi import Answer, ask
+
+KEY = "a test key of some length"
+RANK = b'{"user": "u", "candidates": [1]}'
+
+
+class Handlers(dict):
+    """A handler for every endpoint that answers with what the test says, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.seen: list[Any] = []
+
+        async def handle(message: Any, context: Any) -> Any:
+            self.seen.append((message, context))
+            if isinstance(answer, Exception):
+                raise answer
+            return await answer() if callable(answer) else answer
+
+        super().__init__({endpoint.name: handle for endpoint in ENDPOINTS})
+
+
+def app(answer: Any = None, keys: tuple[str, ...] = (), **limits: Any) -> tuple[Gate, Handlers]:
+    handlers, bounds = Handlers(answer or m.HealthAnswer("ok")), Limits(**limits)
+    metrics = RequestMetrics(lambda: {("queue length", "i-0"): 3.0}, ("instance",))
+    return Gate(build("instance", handlers, bounds, metrics), Keys(keys), bounds), handlers
+
+
+def post(gate: Gate, path: str = "/v1/rank", body: Any = RANK, **more: str) -> Answer:
+    return asyncio.run(ask(gate, "POST", path, body, **more))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (BadRequest("x"), 400, "bad_request"),
+        (TicketRefused("ticket_invalid", "x"), 403, "ticket_invalid"),
+        (TicketRefused("ticket_expired", "x"), 410, "ticket_expired"),
+        (AppendRefused("x"), 409, "conflict"),
+        (Overloaded("queue_full"), 429, "overloaded"),
+        (Overloaded("draining"), 503, "draining"),
+        (DeadlinePassed("x"), 504, "deadline_passed"),
+        (TimeoutError(), 504, "deadline_passed"),
+    ],
+)
+def test_every_refusal_has_its_status_and_code(error: Exception, status: int, code: str):
+    gate, _ = app(error)
+    answer = post(gate)
+    assert (answer.status, answer.content["error"]) == (status, code)
+    assert (answer.headers.get("retry-after") == "1") == (status in (429, 503))
+
+
+def test_an_unexpected_failure_tells_the_client_nothing():
+    problem = problem_of(RuntimeError("secret detail"))
+    assert (problem.status, problem.code) == (500, "internal")
+    assert "secret" not in problem.detail
+
+
+def test_without_the_key_only_open_paths_answer():
+    gate, handlers = app(keys=(KEY,))
+    for key in ("", "wrong", KEY[:-1], KEY + "x"):
+        assert post(gate, x_api_key=key).status == 401
+    assert not handlers.seen
+    assert post(gate, x_api_key=KEY).status == 200
+    assert asyncio.run(ask(gate, "GET", "/healthz")).content == {"status": "ok"}
+
+
+def test_a_caller_above_its_rate_is_told_when_to_come_back():
+    gate, _ = app(requests_per_second=0.1, burst=2)
+    answers = [post(gate) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[2].content["error"] == "rate_limited"
+    assert int(answers[2].headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "truncated"),
+        (b"[]", 400, "object"),
+        (b'{"user": "u"}', 400, "candidates"),
+        (b'{"user": "u", "candidates": [1], "histroy": {}}', 400, "unknown field"),
+        (b'{"user": "u", "candidates": [9223372036854775808]}', 400, "<="),
+        (b"1" * 101, 413, "limit of 100 bytes"),
+        ([b"1" * 60, b"1" * 60, b"1" * 60], 413, "limit of 100 bytes"),
+        ([b'{"user": "u", ', b'"candidates": [1]}'], 200, ""),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bodies_are_bounded_and_decoded(body: Any, status: int, says: str):
+    gate, _ = app(max_body_bytes=100)
+    answer = post(gate, body=body)
+    assert answer.status == status
+    assert status == 200 or says in answer.content["detail"].lower()
+
+
+def test_an_announced_length_above_the_limit_is_refused_unread():
+    gate, handlers = app(max_body_bytes=100)
+    assert post(gate, content_length="101").status == 413
+    assert not handlers.seen
+
+
+def test_a_client_that_leaves_is_noticed_and_a_slow_one_refused():
+    gate, _ = app(body_seconds=0.01)
+    answer = post(gate, body=[])
+    assert answer.status == 400 and "went away" in answer.content["detail"]
+
+    async def slow() -> Answer:
+        async def delayed(scope: Any, receive: Any, send: Any) -> None:
+            async def never() -> Any:
+                await asyncio.Event().wait()
+
+            await gate(scope, never, send)
+
+        return await ask(delayed, "POST", "/v1/rank", RANK)
+
+    answer = asyncio.run(slow())
+    assert answer.status == 400 and "in time" in answer.content["detail"]
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "nan", "soon", "1e9"])
+def test_a_deadline_that_makes_no_sense_is_refused(value: str):
+    gate, handlers = app()
+    answer = post(gate, x_slipstream_deadline_ms=value)
+    assert answer.status == 400 and "milliseconds" in answer.content["detail"]
+    assert not handlers.seen
+
+
+def test_a_handler_that_overruns_the_deadline_is_ended():
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    gate, _ = app(wait)
+    answer = post(gate, x_slipstream_deadline_ms="20")
+    assert (answer.status, answer.content["error"]) == (504, "deadline_passed")
+
+
+def test_unknown_paths_methods_and_parameters_are_refused():
+    gate, _ = app()
+    assert post(gate, "/v1/nothing").content["error"] == "not_found"
+    assert post(gate, "/healthz").content["error"] == "method_not_allowed"
+    answer = post(gate, query="limt=5")
+    assert answer.status == 400 and "'limt'" in answer.content["detail"]
+    assert asyncio.run(ask(gate, "GET", "/healthz", query="probe=1")).status == 200
+
+
+def test_metrics_count_answers_and_show_the_servers_own_numbers():
+    gate, _ = app()
+    post(gate)
+    post(gate, body=b"{")
+    text = asyncio.run(ask(gate, "GET", "/metrics")).content
+    for status in (200, 400):
+        assert f'slipstream_answers_total{{endpoint="rank",status="{status}"}} 1.0' in text
+    assert 'slipstream_queue_length{instance="i-0"} 3.0' in text
+
+
+def test_the_document_names_every_endpoint():
+    gate, _ = app()
+    document = asyncio.run(ask(gate, "GET", "/openapi.json")).content
+    assert {"/v1/rank", "/v1/preinfer", "/admin/reload"} <= document["paths"].keys()
