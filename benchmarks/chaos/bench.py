@@ -17,10 +17,10 @@ from benchmarks.chaos.course import Course, Verdict, run_course, supervised
 from benchmarks.chaos.load import Load, Visitor
 from benchmarks.serving.bundle import random_bundle
 from slipstream.bench import harness
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.http.messages import HistoryMessage
-from slipstream.serving.supervisor import Plan
+from slipstream.serving.supervisor import DeploymentConfig
 
 FIRST_ID, NUM_ITEMS = 1 << 62, 2_000
 MODEL = {
@@ -64,7 +64,7 @@ def visitors(engine: Engine, count: int, longest: int, seed: int = 0) -> list[Vi
     return found
 
 
-def plan(directory: Path, bundle: Path, key: str, **changes: Any) -> Plan:
+def plan(directory: Path, bundle: Path, key: str, **changes: Any) -> DeploymentConfig:
     """Two instances and a router, with a cache small enough that every tier is in use."""
     model = {"device_bytes": 24 * MIB, "host_bytes": 64 * MIB, "ranking_budget": 0.002}
     settings = {
@@ -73,7 +73,9 @@ def plan(directory: Path, bundle: Path, key: str, **changes: Any) -> Plan:
         "model": model,
         "deadline_ms": 5_000.0,
     }
-    return Plan(2, settings, api_keys=(key,), router_settings={"deadline_ms": 5_000.0}, **changes)
+    return DeploymentConfig(
+        2, settings, api_keys=(key,), router_settings={"deadline_ms": 5_000.0}, **changes
+    )
 
 
 def measure(

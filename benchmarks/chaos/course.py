@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.chaos.load import Load, Tally
 from slipstream.errors import SlipstreamError
-from slipstream.serving.supervisor import Child, Plan, Supervisor, is_ready
+from slipstream.serving.supervisor import Child, DeploymentConfig, Supervisor, is_ready
 
 RECOVERY_LIMIT_SECONDS = 60.0
 
@@ -57,7 +57,7 @@ class Course:
 
 
 @contextlib.contextmanager
-def supervised(plan: Plan, say: Callable[[str], None]) -> Iterator[Supervisor]:
+def supervised(plan: DeploymentConfig, say: Callable[[str], None]) -> Iterator[Supervisor]:
     """A supervisor running in a thread; everything has left when the block ends."""
     supervisor = Supervisor(plan, say)
     failure: list[BaseException] = []

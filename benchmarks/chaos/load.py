@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from slipstream.serving.http.client import AsyncClient, Refused, ServerUnreachable
+from slipstream.serving.http.client import AsyncClient, RefusalError, UnreachableError
 from slipstream.serving.http.messages import HistoryMessage, RankAnswer
 
 Answer = TypeVar("Answer")
@@ -140,7 +140,7 @@ class Load:
         began = time.monotonic()
         try:
             answer = await ask()
-        except (Refused, ServerUnreachable) as error:
+        except (RefusalError, UnreachableError) as error:
             self.tally.failures.append(Failure(began, time.monotonic(), str(error)))
             await asyncio.sleep(0.05)
             return None

@@ -20,7 +20,7 @@ from benchmarks.router.peers import (
 )
 from slipstream.bench import harness
 from slipstream.errors import SlipstreamError
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 from slipstream.serving.router.upstream import Upstream
 
 CANDIDATES = 100
@@ -30,7 +30,7 @@ USERS = 64
 
 def our_requests(port: int, secret: str) -> list[bytes]:
     """Ranking requests as clients send them: key, ticket, candidates."""
-    office = TicketOffice(secret.encode())
+    office = TicketSigner(secret.encode())
     found = []
     for user in _users():
         body = {

@@ -168,11 +168,11 @@ def workers(count: int) -> Iterator[list[int]]:
 def our_router(worker_ports: list[int], secret: str) -> Iterator[tuple[int, int]]:
     """(process id, port) of a Slipstream router with a key to check and tickets to read."""
     port = free_port()
-    members = [
+    instances = [
         {"name": f"w-{number}", "url": f"http://127.0.0.1:{w}"}
         for number, w in enumerate(worker_ports)
     ]
-    settings = msgspec.json.encode({"port": port, "members": members}).decode()
+    settings = msgspec.json.encode({"port": port, "instances": instances}).decode()
     environment = {
         SECRET_VARIABLE: secret,
         KEYS_VARIABLE: "0123456789abcdef",

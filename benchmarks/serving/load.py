@@ -5,7 +5,7 @@ MLPerf LoadGen's Server scenario.
                                                       meanwhile
             ──ranking, `stages` seconds later──▶ the same instance (affinity), or any (affinity off)
 
-Routing is the router's own (serving/routing.py), in this process: a user's instance by hash,
+Routing is the router's own (serving/router/balancer.py), in this process: instances by hash,
 bounded by outstanding tokens, decided at the first signal and kept by the ticket. Without the relay
 race there is no signal, and the instance with the least outstanding work ranks, the best there is
 when nothing is kept. Without affinity signal and ranking go anywhere.
@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.serving.trace import Request
 from benchmarks.serving.worker import Fleet, Link
-from slipstream.serving.router.routing import Member, Routing
+from slipstream.serving.router.balancer import InstanceState, LoadBalancer
 
 LOADGEN_RUNS = threading.Event()  # set while its thread runs, which cannot be interrupted
 Route = Literal["affinity", "random", "least work"]
@@ -94,8 +94,10 @@ class Cascade:
             outcome,
             size,
         )
-        self.routing = Routing([Member(f"i-{number}", "") for number in range(len(fleet.links))])
-        self._links = dict(zip(self.routing.members, fleet.links, strict=True))
+        self.balancer = LoadBalancer(
+            [InstanceState(f"i-{number}", "") for number in range(len(fleet.links))]
+        )
+        self._links = dict(zip(self.balancer.instances, fleet.links, strict=True))
         self._tickets: dict[int, str] = {}  # the instance a user's last ticket names
         self._random = random.Random(0)
 
@@ -124,21 +126,21 @@ class Cascade:
         self.outcome.latencies.append(latency)
         return latency
 
-    async def _ask(self, member: Member, request: Request, **message: Any) -> dict[str, Any]:
+    async def _ask(self, member: InstanceState, request: Request, **message: Any) -> dict[str, Any]:
         link: Link = self._links[member]
-        with self.routing.lease(member, self._size(request.user, request.page), 0.0):
+        with self.balancer.outstanding(member, self._size(request.user, request.page), 0.0):
             reply = await link.ask(user=request.user, page=request.page, **message)
         member.reported = int(reply.get("backlog", 0))
         return reply
 
-    def _choose(self, request: Request) -> Member:
-        members = self.routing.members
+    def _choose(self, request: Request) -> InstanceState:
+        members = self.balancer.instances
         if self.route == "random":
             return self._random.choice(members)
         if self.route == "least work":
             return min(members, key=lambda member: member.load)
         tokens, owner = self._size(request.user, request.page), self._tickets.get(request.user)
-        return self.routing.choose(str(request.user), tokens, 0.0, owner=owner) or members[0]
+        return self.balancer.choose(str(request.user), tokens, 0.0, owner=owner) or members[0]
 
 
 async def open_loop(cascade: Cascade, requests: list[Request], give_up: bool = False) -> Outcome:

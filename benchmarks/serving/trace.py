@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 
 PAGE = 6
 SESSION_GAP = 1800.0

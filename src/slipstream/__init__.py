@@ -15,7 +15,7 @@ _OFFERED = {
     "Recipe": "training.recipe",
     "SequenceStore": "data.store",
     "Engine": "serving.engine.engine",
-    "History": "history.history",
+    "History": "history.user_history",
     "ops": "ops",
 }
 __all__ = [

@@ -12,7 +12,7 @@ import redis
 
 from slipstream.errors import SlipstreamError
 from slipstream.history.history_store import (
-    AppendRefused,
+    AppendError,
     HistoryStore,
     Records,
     open_history_store,
@@ -128,12 +128,12 @@ def test_the_oldest_are_forgotten_and_numbers_stay(url: str):
 def test_time_does_not_go_back_and_nothing_is_appended_twice(url: str):
     async def work(store: HistoryStore):
         await store.append("ann", behaviours([1, 2], [100, 2**40]))
-        with pytest.raises(AppendRefused, match=f"{2**40} is stored already"):
+        with pytest.raises(AppendError, match=f"{2**40} is stored already"):
             await store.append("ann", behaviours([3], [2**40 - 1]))
         assert await store.append("ann", behaviours([3], [2**40]), after=2) == 3
-        with pytest.raises(AppendRefused, match="3 behaviours are stored, not 2"):
+        with pytest.raises(AppendError, match="3 behaviours are stored, not 2"):
             await store.append("ann", behaviours([3], [2**40]), after=2)
-        with pytest.raises(AppendRefused, match="'share' is not one this model knows"):
+        with pytest.raises(AppendError, match="'share' is not one this model knows"):
             await store.append("ann", behaviours([4], [2**41], share=[1.0]))
         return (await store.read("ann", 10)).items.tolist()
 

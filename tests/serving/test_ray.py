@@ -1,28 +1,26 @@
-"""The instance as a Ray Serve deployment: users keep their replica, and the scores are those of the
-full pass.
-"""
+"""The instance as a Ray Serve deployment: users keep their replica, scores equal the full pass."""
 
 import asyncio
 import os
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
-ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-
 from slipstream.serving.http.messages import (
-    HistoryMessage,
     PreinferAnswer,
     PreinferRequest,
     RankAnswer,
     RankRequest,
 )
+from tests.support.served_scores import as_message, full_pass
 from tests.support.serving_samples import candidates, engine, history
+
+pytestmark = pytest.mark.system
 
 
 def test_users_keep_their_replica_and_scores_are_exact(tmp_path: Path):
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray import serve
 
     from slipstream.serving.ray import relay_app
@@ -30,15 +28,7 @@ def test_users_keep_their_replica_and_scores_are_exact(tmp_path: Path):
     oracle = engine(tmp_path, max_len=400)
     bundle = next(path for path in tmp_path.iterdir() if (path / "bundle.json").exists())
     whole, wanted = history(200, age=0), candidates(40).tolist()
-    sent = HistoryMessage(
-        whole.items.tolist(),
-        whole.timestamps.tolist(),
-        {name: values.tolist() for name, values in whole.actions.items()},
-    )
-    expected = {
-        task: np.asarray(scores, dtype=np.float64).tolist()
-        for task, scores in oracle.rank(None, whole, wanted).items()
-    }
+    sent, expected = as_message(whole), full_pass(oracle, whole, wanted)
     paths = os.environ["PYTHONPATH"]
     ray.init(
         num_cpus=2,
@@ -50,7 +40,7 @@ def test_users_keep_their_replica_and_scores_are_exact(tmp_path: Path):
         model = {"device_bytes": 16 << 20, "calibrate_seconds": 0.2}
         store = f"sqlite:{tmp_path / 'history.db'}"
         handle = serve.run(
-            relay_app(str(bundle), history=store, replicas=2, deadline_ms=10_000, model=model)
+            relay_app(str(bundle), history=store, replicas=2, deadline_ms=60_000, model=model)
         )
 
         async def visit(user: str) -> tuple[str, str]:

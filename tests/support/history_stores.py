@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.history.history_store import HistoryStore, open_history_store
 
 Answer = TypeVar("Answer")

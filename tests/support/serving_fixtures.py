@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.chaos.course import supervised
 from benchmarks.serving.bundle import random_bundle
-from slipstream.serving.supervisor import Plan, Supervisor
+from slipstream.serving.supervisor import DeploymentConfig, Supervisor
 
 TESTS = Path(__file__).parent
 KEY = "a test key of some length"
@@ -27,7 +27,9 @@ SMALL_MODEL = {
 STAND_IN = (sys.executable, str(TESTS / "serving_stand_in.py"))
 
 
-def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any) -> Plan:
+def standin_plan(
+    tmp_path: Path, *, instances: int = 2, key: str = KEY, **changes: Any
+) -> DeploymentConfig:
     """Stand-ins that share a bundle (a file with a version) and a history store."""
     bundle = tmp_path / "bundle"
     bundle.mkdir(exist_ok=True)
@@ -40,7 +42,7 @@ def standin_plan(tmp_path: Path, *, instances: int = 2, key: str = KEY, **change
     }
     os.environ.setdefault("PYTHONPATH", os.environ["PYTHONPATH"])
     changes = {"instance_command": STAND_IN, **changes}
-    return Plan(instances, settings, api_keys=(key,) if key else (), **changes)
+    return DeploymentConfig(instances, settings, api_keys=(key,) if key else (), **changes)
 
 
 @contextlib.contextmanager
@@ -63,7 +65,7 @@ def real_deployment(tmp_path: Path, *, instances: int = 1) -> Iterator[Superviso
     }
     os.environ.setdefault("PYTHONPATH", os.environ["PYTHONPATH"])
     with supervised(
-        Plan(instances, settings, api_keys=(KEY,), spare=False), lambda _sentence: None
+        DeploymentConfig(instances, settings, api_keys=(KEY,), spare=False), lambda _sentence: None
     ) as supervisor:
         yield supervisor
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving.bundle import random_bundle
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.engine.engine import Engine
 
 FIRST_ID, ITEMS = (1 << 62) + 5, 300

@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.history.history_store import open_history_store
 from slipstream.serving.http.http_app import RequestContext
 from slipstream.serving.http.instance_service import InstanceService
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 from tests.support.serving_stand_in import StandInInstance
 
 SECRET = b"a secret of sixteen bytes or more"
@@ -26,7 +26,7 @@ async def opened_service(tmp_path: Path, **settings: Any) -> AsyncIterator[Insta
         same = current is not None and current.version == version
         return current if same else StandInInstance(tmp_path, **settings)
 
-    service = InstanceService("i-0", open_instance, store, TicketOffice(SECRET), 1.0)
+    service = InstanceService("i-0", open_instance, store, TicketSigner(SECRET), 1.0)
     try:
         yield service
     finally:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.http.instance_app import read_settings, serve_instance
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 NUM_ITEMS = 100_000
 MAX_LEN = 64
@@ -69,7 +69,7 @@ class StandInInstance:
     ) -> Any:
         assert not self.closed, "a closed instance was used"
         if user.startswith("full"):
-            raise Overloaded("queue")
+            raise OverloadError("queue")
         if user.startswith("crash"):
             raise RuntimeError("secret detail")
         self._check(history)
@@ -81,7 +81,7 @@ class StandInInstance:
         finally:
             self._running -= 1
         if time.monotonic() > deadline:
-            raise DeadlinePassed("too late")
+            raise DeadlineError("too late")
         whole = history if recent is None else history.then(recent)
         scores = standin_scores(
             whole.items.tolist(), whole.timestamps.tolist(), candidates, self.version

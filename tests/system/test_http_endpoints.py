@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.serving.http.client import Client, Refused
+from slipstream.serving.http.client import Client, RefusalError
 from slipstream.serving.http.messages import HistoryMessage
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 from slipstream.serving.supervisor import Supervisor
 from tests.support.serving_fixtures import KEY, deployment
 from tests.support.serving_stand_in import standin_scores
@@ -75,7 +75,7 @@ def test_recent_behaviours_come_after_the_stored_ones(client: Client):
     client.events("recent", [5], [10])
     answer = client.rank("recent", [1], recent=HistoryMessage([6], [20]))
     assert answer.scores["score"] == standin_scores([5, 6], [10, 20], [1])
-    with pytest.raises(Refused, match="older than stored") as refused:
+    with pytest.raises(RefusalError, match="older than stored") as refused:
         client.preinfer("recent")
         client.events("recent", [7], [30])
         early = client.preinfer("recent").ticket
@@ -126,11 +126,11 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
         ("send them in order", {"timestamps": [19]}),
         ("carried out before", {"timestamps": [21], "after": 1}),
     ):
-        with pytest.raises(Refused, match=message) as refused:
+        with pytest.raises(RefusalError, match=message) as refused:
             client.events("anno ü", [8], **sent)
         assert refused.value.status == 409
     assert client.events("anno ü", [8], [21], after=2).behaviours == 3
-    with pytest.raises(Refused, match="not one this model knows") as refused:
+    with pytest.raises(RefusalError, match="not one this model knows") as refused:
         client.events("anno ü", [8], [22], actions={"purchase": [1.0]})
     assert refused.value.status == 409
 
@@ -215,12 +215,12 @@ def test_bad_requests_are_refused_with_a_reason(
 
 def test_tickets_of_others_and_old_ones_are_refused(served: Supervisor, client: Client):
     mine = client.preinfer("ann", HISTORY).ticket
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusalError) as refused:
         client.rank("bob", [1], HISTORY, ticket=mine)
     assert (refused.value.status, refused.value.code) == (403, "ticket_invalid")
     secret = served._environment["SLIPSTREAM_TICKET_SECRET"].encode()
-    old = TicketOffice(secret, lifetime=-1.0).issue("ann", "i-0", "v1", 0, 3)
-    with pytest.raises(Refused) as refused:
+    old = TicketSigner(secret, lifetime=-1.0).issue("ann", "i-0", "v1", 0, 3)
+    with pytest.raises(RefusalError) as refused:
         client.rank("ann", [1], HISTORY, ticket=old)
     assert (refused.value.status, refused.value.code) == (410, "ticket_expired")
 

@@ -1,6 +1,4 @@
-"""`slipstream serve` and `slipstream client` as a user types them, on a real bundle; and the
-answers against the full pass.
-"""
+"""`slipstream serve` and `slipstream client` as a user types them; answers equal the full pass."""
 
 import contextlib
 import os
@@ -11,22 +9,22 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.serving.bundle import random_bundle
 from slipstream.cli.app import run_command
-from slipstream.serving.http.client import Client, Refused
-from slipstream.serving.http.messages import HistoryMessage
+from slipstream.serving.http.client import Client, RefusalError
+from tests.support.served_scores import as_message, full_pass
 from tests.support.serving_samples import FIRST_ID, candidates, engine, history
 
 Slipstream = Callable[..., tuple[int, str]]
+LONG = 60.0  # seconds; only ends a test that hangs
 KEY = "a key of sixteen characters or more"
 
 
 @pytest.fixture
 def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Slipstream:
-    """One command in this process: how it ended, and what it said."""
+    """Run one command in this process; return its exit code and its output."""
 
     def run(*words: str, **environment: str) -> tuple[int, str]:
         monkeypatch.setenv("COLUMNS", "120")
@@ -34,29 +32,20 @@ def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
             monkeypatch.setenv(name, environment.get(name, ""))
         capsys.readouterr()
         code = run_command(list(words))
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
     return run
 
 
 @contextlib.contextmanager
 def served(bundle: Path, *options: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """The URL and the process of `slipstream serve`."""
-    settings = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"], "SLIPSTREAM_API_KEY": KEY}
-    words = [
-        sys.executable,
-        "-u",
-        "-m",
-        "slipstream",
-        "serve",
-        str(bundle),
-        "--port",
-        "0",
-        *options,
-    ]
+    """Run `slipstream serve`; give its URL and its process."""
+    command = [sys.executable, "-u", "-m", "slipstream", "serve", str(bundle), "--port", "0"]
+    command += ["--deadline-ms", f"{1_000 * LONG:.0f}", *options]
+    settings = {**os.environ, "SLIPSTREAM_API_KEY": KEY}
     process = subprocess.Popen(
-        words, env=settings, stdout=subprocess.PIPE, text=True, cwd=bundle.parent
+        command, env=settings, stdout=subprocess.PIPE, text=True, cwd=bundle.parent
     )
     assert process.stdout is not None
     try:
@@ -71,24 +60,16 @@ def served(bundle: Path, *options: str) -> Iterator[tuple[str, "subprocess.Popen
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(LONG)
         finally:
             process.kill()
 
 
-def test_a_bundle_is_served_asked_changed_and_ended(tmp_path: Path, slipstream: Slipstream):
+def test_a_bundle_is_served_ranked_reloaded_and_ended(tmp_path: Path, slipstream: Slipstream):
     model = engine(tmp_path, max_len=400)
     bundle = next(path for path in tmp_path.iterdir() if (path / "bundle.json").exists())
     whole, wanted = history(300, age=0), candidates(60).tolist()
-    sent = HistoryMessage(
-        whole.items.tolist(),
-        whole.timestamps.tolist(),
-        {name: values.tolist() for name, values in whole.actions.items()},
-    )
-    expected = {
-        task: np.asarray(scores, dtype=np.float64).tolist()
-        for task, scores in model.rank(None, whole, wanted).items()
-    }
+    sent, expected = as_message(whole), full_pass(model, whole, wanted)
     with served(bundle) as (url, process), Client(url, KEY) as client:
         early = client.preinfer("ann", sent)
         late = client.rank("ann", wanted, sent, ticket=early.ticket)
@@ -99,7 +80,7 @@ def test_a_bundle_is_served_asked_changed_and_ended(tmp_path: Path, slipstream: 
         best = client.recommend("bob", 5)
         assert len(best.items) == 5
         assert best.scores["click"] == sorted(best.scores["click"], reverse=True)
-        with pytest.raises(Refused, match="catalogue"):
+        with pytest.raises(RefusalError, match="catalogue"):
             client.rank("bob", [7])
         environment = {"SLIPSTREAM_URL": url, "SLIPSTREAM_API_KEY": KEY}
         assert slipstream("client", "health", **environment) == (0, f"{url} is ready\n")
@@ -124,11 +105,11 @@ def test_a_bundle_is_served_asked_changed_and_ended(tmp_path: Path, slipstream: 
         assert again.scores != expected
         assert client.reload().before == client.reload().after
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(LONG) == 0
 
 
 def _retrain(bundle: Path) -> None:
-    """Another model of the same size takes the bundle's place, as `slipstream export` would put it."""
+    """Put another model of the same size in the bundle's place, as `slipstream export` does."""
     model = {
         "kind": "hstu",
         "dim": 32,

@@ -89,7 +89,7 @@ def serve(
     Example: slipstream serve bundles/ml-1m --instances 2
     """
     _needs_extra()
-    from slipstream.serving.supervisor import Plan, Supervisor
+    from slipstream.serving.supervisor import DeploymentConfig, Supervisor
 
     keys = read_keys(key_file)
     if host not in ("127.0.0.1", "::1", "localhost") and not keys:
@@ -102,7 +102,7 @@ def serve(
         raise SlipstreamError(
             "--long needs --long-from, and leaves at least one instance for short requests"
         )
-    plan = Plan(
+    plan = DeploymentConfig(
         instances,
         {"bundle": str(bundle), "history": history, "deadline_ms": deadline_ms},
         routers=routers,

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 
 KEEP = 65_536  # behaviours kept per user unless another number is given
 
 
-class AppendRefused(Exception):
+class AppendError(Exception):
     """Behaviours that do not continue what is stored; the sentence says why."""
 
 
@@ -29,7 +29,7 @@ class HistoryStore(Protocol):
     async def append(self, user: str, history: History, after: int | None = None) -> int:
         """Add behaviours, all or none, and return how many there are now.
 
-        `AppendRefused` where time goes back, or where `after` is not the number stored.
+        `AppendError` where time goes back, or where `after` is not the number stored.
         """
 
     async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
@@ -54,7 +54,7 @@ class Records:
         unknown = set(history.actions) - set(self.actions)
         if unknown:
             known = ", ".join(self.actions) or "none"
-            raise AppendRefused(
+            raise AppendError(
                 f"action '{min(unknown)}' is not one this model knows ({known}); leave it away"
             )
         table = np.zeros(len(history.items), dtype=self._type)
@@ -78,7 +78,7 @@ def refuse_going_back(user_last: int, history: History) -> None:
     """Refuse behaviours older than the last stored one: they would change every prefix since."""
     if len(history.timestamps) and int(history.timestamps[0]) < user_last:
         sent = int(history.timestamps[0])
-        raise AppendRefused(
+        raise AppendError(
             f"the first behaviour is from {sent}, but one from {user_last} is stored already; "
             "send them in order"
         )
@@ -87,7 +87,7 @@ def refuse_going_back(user_last: int, history: History) -> None:
 def refuse_wrong_count(total: int, after: int | None) -> None:
     """Refuse an append whose sender believes that another number is stored."""
     if after is not None and after != total:
-        raise AppendRefused(
+        raise AppendError(
             f"{total} behaviours are stored, not {after}; this request may have been carried out "
             "before"
         )

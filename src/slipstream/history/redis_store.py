@@ -14,7 +14,7 @@ import redis.asyncio as redis
 from redis import exceptions
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.history.history_store import (
     Records,
     refuse_going_back,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.history.history_store import (
     Records,
     refuse_going_back,

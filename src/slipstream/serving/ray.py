@@ -1,12 +1,11 @@
-"""The same instance as a Ray Serve deployment, for fleets that Ray places over machines (extra
-`ray`).
+"""The instance as a Ray Serve deployment, for fleets that Ray places over machines (extra `ray`).
 
     handle = serve.run(relay_app("bundles/ml-1m", history="redis://store:6379/0", replicas=8))
-    status, answer = await handle.ask.remote("ann", "rank", msgspec.json.encode(RankRequest("ann",
-    [1, 2, 3])))
+    request = msgspec.json.encode(RankRequest("ann", [1, 2, 3]))
+    status, answer = await handle.ask.remote("ann", "rank", request)
 
-The messages are those of the HTTP interface; the first argument names the user, and `ray_router`
-keeps users on their replicas.
+The messages are those of the HTTP interface. The first argument names the user, and `ray_router`
+keeps users on their replicas. Touch this when an instance is opened in another way.
 """
 
 import os
@@ -26,10 +25,10 @@ from slipstream.serving.http.instance_app import InstanceSettings
 from slipstream.serving.http.instance_process import action_columns, open_instance
 from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.http.process import SECRET_VARIABLE
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 
 ROUTER = "slipstream.serving.ray_router:UserAffinityRouter"
-_WORK = {
+_ENDPOINTS = {
     endpoint.name: endpoint
     for endpoint in ENDPOINTS
     if endpoint.name in ("preinfer", "rank", "recommend", "events")
@@ -45,17 +44,15 @@ class RelayInstance:
         name = serve.get_replica_context().replica_id.unique_id
         settings = InstanceSettings(name=name, bundle=bundle, history=history, model=model)
         store = open_history_store(history, action_columns(Path(bundle)))
-        office = TicketOffice(secret.encode())
-        self._service = InstanceService(name, partial(open_instance, settings), store, office)
+        signer = TicketSigner(secret.encode())
+        self._service = InstanceService(name, partial(open_instance, settings), store, signer)
         self._handlers, self._deadline = self._service.handlers(), deadline_ms / 1000
 
     async def ask(self, user: str, endpoint: str, body: bytes) -> tuple[int, bytes]:
-        """One message of the HTTP interface: its status and its answer. `user` is what the request
-        is routed by.
-        """
-        described = _WORK.get(endpoint)
+        """Answer one message of the HTTP interface: (status, body). `user` chooses the replica."""
+        described = _ENDPOINTS.get(endpoint)
         if described is None:
-            raise ValueError(f"'{endpoint}' is not one of {', '.join(_WORK)}")
+            raise ValueError(f"'{endpoint}' is not one of {', '.join(_ENDPOINTS)}")
         try:
             message = msgspec.json.decode(body, type=described.request)
             answer = await self._handlers[endpoint](
@@ -67,7 +64,7 @@ class RelayInstance:
         return described.status, msgspec.json.encode(answer)
 
     def check_health(self) -> None:
-        """Ray asks this; a draining replica is healthy until it is gone."""
+        """Ray calls this; a replica that answers at all is healthy."""
 
 
 def relay_app(
@@ -78,8 +75,9 @@ def relay_app(
     deadline_ms: float = 1_000.0,
     model: dict[str, Any] | None = None,
 ) -> Any:
-    """The Ray Serve application of a bundle; all replicas share the ticket secret of this process's
-    environment.
+    """Make the Ray Serve application of a bundle.
+
+    All replicas share the ticket secret of this process's environment.
     """
     secret = os.environ.get(SECRET_VARIABLE) or os.urandom(32).hex()
     plain: Any = serve.deployment(RelayInstance)  # Ray types its decorator, not what it returns

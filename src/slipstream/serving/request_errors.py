@@ -1,14 +1,17 @@
-"""What a request can be told instead of an answer; the apps turn each into its HTTP status."""
+"""The errors of a request; the apps turn each into its HTTP status.
+
+Touch this when a request can fail in a new way.
+"""
 
 from slipstream.errors import SlipstreamError
 
 
 class BadRequest(SlipstreamError):
-    """The request itself cannot be answered (an unknown item, too long a history): 400."""
+    """The request cannot be answered (an unknown item, too long a history): 400."""
 
 
-class Overloaded(SlipstreamError):
-    """Refused to keep the promise to others; `reason` is one counted word: 429 or 503."""
+class OverloadError(SlipstreamError):
+    """The instance has too much work; `reason` is one word, counted in the metrics: 429 or 503."""
 
     def __init__(self, reason: str, message: str | None = None) -> None:
         super().__init__(
@@ -17,5 +20,5 @@ class Overloaded(SlipstreamError):
         self.reason = reason
 
 
-class DeadlinePassed(SlipstreamError):
+class DeadlineError(SlipstreamError):
     """The answer would come after the request's deadline: 504."""

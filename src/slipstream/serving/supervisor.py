@@ -1,10 +1,10 @@
-"""`slipstream serve`: starts the instances and the routers, starts again what dies, and ends them
-in order.
+"""The supervisor of `slipstream serve`: starts instances and routers, restarts those that die.
 
-The supervisor holds the public socket; routers inherit it, so while a router is started again new
+The supervisor holds the public socket and the routers inherit it: while a router restarts, new
 connections wait instead of failing. Instances listen on loopback ports of their own. Children
-notice the supervisor's death by the end of their stdin. On the way out routers go first (they
-finish what they have, which needs the instances), then the instances.
+notice the supervisor's death by the end of their stdin. At the end routers stop first, because
+their last requests need the instances, then the instances. Touch this when processes are started,
+restarted or ended in another way.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from slipstream.serving.http.process import (
 
 TICK_SECONDS = 0.05
 QUICK_DEATH_SECONDS = 5.0
-MAX_QUICK_DEATHS = 5  # in a row, before it ever was ready: then the fault is not chance
+MAX_QUICK_DEATHS = 5  # in a row, before it ever was ready: then restarting does not help
 MAX_BACKOFF_SECONDS = 5.0
 SPARE_DELAY_SECONDS = 1.5
 START_SECONDS = 120.0
@@ -44,7 +44,7 @@ START_SECONDS = 120.0
 
 @dataclass
 class Child:
-    """A process to keep alive: how to start it, and how its last starts went."""
+    """A process to keep alive: its command, and how its last starts went."""
 
     name: str
     command: list[str]
@@ -63,8 +63,8 @@ class Child:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run. `instance_command` and `router_command` are the words before the settings."""
+class DeploymentConfig:
+    """The instances and routers to run; a command's last argument, its settings, is added."""
 
     instances: int
     instance_settings: dict[str, Any]
@@ -76,9 +76,7 @@ class Plan:
     pools: tuple[str, ...] = ()
     drain_seconds: float = 10.0
     linger: float = 0.6
-    spare: bool = (
-        True  # one more process with its imports done, to take the place of an instance that dies
-    )
+    spare: bool = True  # keep a process with its imports done, to replace an instance that dies
     instance_command: tuple[str, ...] = (
         sys.executable,
         "-m",
@@ -92,68 +90,69 @@ class Plan:
 
 
 class Supervisor:
-    """Runs a plan until told to stop. `say` is told, in a sentence, everything that happens."""
+    """Runs a deployment until `stop`. `log` gets a sentence for everything that happens."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.plan, self._say = plan, say
+    def __init__(self, config: DeploymentConfig, log: Callable[[str], None]) -> None:
+        self.config, self._log = config, log
         self._stop = False
         self.all_ready = False
         try:
-            self._socket = listening_socket(plan.host, plan.port)
+            self._socket = listening_socket(config.host, config.port)
         except OSError as error:
             raise SlipstreamError(
-                f"cannot listen on {plan.host}:{plan.port} ({error.strerror}); choose another "
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
                 "--port"
             ) from error
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{plan.host}:{self.port}"
+        self.url = f"http://{config.host}:{self.port}"
         self._environment = {
             **os.environ,
             SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32),
-            KEYS_VARIABLE: ",".join(plan.api_keys),
+            KEYS_VARIABLE: ",".join(config.api_keys),
             INSTANCE_KEY_VARIABLE: secrets.token_hex(32),
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
         }
         self._shelf = make_shelf()
         self.instances = [
-            self._instance(number, port) for number, port in enumerate(_free_ports(plan.instances))
+            self._instance(number, port)
+            for number, port in enumerate(_free_ports(config.instances))
         ]
         self._spare: subprocess.Popen[bytes] | None = None
-        self.routers = [self._router(number) for number in range(plan.routers)]
+        self.routers = [self._router(number) for number in range(config.routers)]
 
     # What to start
 
     def _instance(self, number: int, port: int) -> Child:
         name = f"i-{number}"
         settings = {
-            **self.plan.instance_settings,
+            **self.config.instance_settings,
             "name": name,
             "shelf": str(self._shelf),
             "port": port,
-            "linger": self.plan.linger,
-            "drain_seconds": self.plan.drain_seconds,
+            "linger": self.config.linger,
+            "drain_seconds": self.config.drain_seconds,
             "watch_parent": True,
         }
         return Child(
-            name, [*self.plan.instance_command, _json(settings)], f"http://127.0.0.1:{port}"
+            name, [*self.config.instance_command, _json(settings)], f"http://127.0.0.1:{port}"
         )
 
     def _router(self, number: int) -> Child:
-        pools = self.plan.pools or ("any",) * len(self.instances)
+        pools = self.config.pools or ("any",) * len(self.instances)
         settings = {
-            **self.plan.router_settings,
+            **self.config.router_settings,
             "socket_fd": self._socket.fileno(),
-            "drain_seconds": self.plan.drain_seconds,
+            "drain_seconds": self.config.drain_seconds,
             "watch_parent": True,
-            "members": [
+            "instances": [
                 {"name": child.name, "url": child.url, "pool": pool}
                 for child, pool in zip(self.instances, pools, strict=True)
             ],
         }
         return Child(
             f"router-{number}",
-            [*self.plan.router_command, _json(settings)],
+            [*self.config.router_command, _json(settings)],
             self.url,
             (self._socket.fileno(),),
         )
@@ -161,7 +160,7 @@ class Supervisor:
     # Running
 
     def run(self) -> None:
-        """Start everything and watch it; returns after `stop` when all have left."""
+        """Start all processes and watch them; return after `stop`, when all have ended."""
         children = [*self.instances, *self.routers]
         try:
             for child in children:
@@ -170,8 +169,8 @@ class Supervisor:
             self.all_ready = not self._stop
             while not self._stop:
                 for child in children:
-                    self._look_after(child)
-                self._look_after_spare()
+                    self._restart_if_dead(child)
+                self._keep_spare()
                 time.sleep(TICK_SECONDS)
         finally:
             self._end_spare()
@@ -188,9 +187,7 @@ class Supervisor:
         spare, self._spare = (self._spare, None) if child in self.instances else (None, self._spare)
         if spare is not None and spare.poll() is None:
             assert spare.stdin is not None
-            with contextlib.suppress(
-                OSError
-            ):  # one that dies in this moment is noticed like any other
+            with contextlib.suppress(OSError):  # it may die just now: noticed like any other death
                 spare.stdin.write(child.settings.encode() + b"\n")
                 spare.stdin.flush()
             child.process = spare
@@ -209,15 +206,13 @@ class Supervisor:
             start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to handle
         )
 
-    def _look_after_spare(self) -> None:
-        """Keep one spare, but let a fresh instance come up first."""
-        if not self.plan.spare or (self._spare is not None and self._spare.poll() is None):
+    def _keep_spare(self) -> None:
+        """Start a spare process where none runs, once the youngest instance has had its start."""
+        if not self.config.spare or (self._spare is not None and self._spare.poll() is None):
             return
-        if (
-            time.monotonic() - max(child.started_at for child in self.instances)
-            > SPARE_DELAY_SECONDS
-        ):
-            self._spare = self._open([*self.plan.instance_command, "-"])
+        youngest = max(child.started_at for child in self.instances)
+        if time.monotonic() - youngest > SPARE_DELAY_SECONDS:
+            self._spare = self._open([*self.config.instance_command, "-"])
 
     def _end_spare(self) -> None:
         if self._spare is not None:
@@ -227,10 +222,8 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     self._spare.stdin.close()
 
-    def _look_after(self, child: Child) -> None:
-        """Start again what has died, at once the first time, later and later when it keeps dying
-        young.
-        """
+    def _restart_if_dead(self, child: Child) -> None:
+        """Restart a dead child: at once the first time, later when it keeps dying young."""
         now = time.monotonic()
         if child.process is None:
             if now >= child.start_again_at:
@@ -254,12 +247,12 @@ class Supervisor:
             0.0 if child.quick_deaths < 2 else min(MAX_BACKOFF_SECONDS, 0.1 * 2**child.quick_deaths)
         )
         child.start_again_at = now + delay
-        self._say(f"{child.name} ended ({_ending(code)}); starting it again")
+        self._log(f"{child.name} ended ({_describe_exit(code)}); starting it again")
         if not delay:
             self._start(child)
 
     def _await_ready(self) -> None:
-        """Wait until every instance answers, looking after those that die meanwhile."""
+        """Wait until every child is ready; restart those that die meanwhile."""
         end, waiting = time.monotonic() + START_SECONDS, [*self.instances, *self.routers]
         while waiting and not self._stop:
             if time.monotonic() > end:
@@ -268,39 +261,34 @@ class Supervisor:
                     "too large?"
                 )
             for child in [*self.instances, *self.routers]:
-                self._look_after(child)
+                self._restart_if_dead(child)
             for child in [child for child in waiting if is_ready(child.url)]:
                 child.was_ready = True
                 waiting.remove(child)
-                self._say(f"{child.name} is ready")
+                self._log(f"{child.name} is ready")
             time.sleep(TICK_SECONDS)
 
     def _end(self, children: list[Child]) -> None:
-        """SIGTERM to all, wait for their drain, SIGKILL to what stays."""
-        running = [
-            child
-            for child in children
-            if child.process is not None and child.process.poll() is None
-        ]
-        for child in running:
-            assert child.process is not None
-            child.process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + self.plan.drain_seconds + self.plan.linger + 5.0
-        for child in running:
-            assert child.process is not None
+        """Send SIGTERM to all, wait until they have drained, kill what is left."""
+        running = [(child.name, child.process) for child in children if child.process is not None]
+        for _, process in running:
+            process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + self.config.drain_seconds + self.config.linger + 5.0
+        for name, process in running:
             try:
-                child.process.wait(max(0.1, end - time.monotonic()))
+                process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                self._say(f"{child.name} did not finish in time and is ended")
-                child.process.kill()
-                child.process.wait()
+                self._log(f"{name} did not finish in time and is killed")
+                process.kill()
+                process.wait()
         for child in children:
             _close_stdin(child)
 
 
 def make_shelf() -> Path:
-    """A private directory in shared memory for what outlives an instance; those of supervisors that
-    were killed are removed.
+    """Make a private directory in shared memory for shelves and measured costs.
+
+    Directories of supervisors that were killed are removed.
     """
     place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     start = f"slipstream-{os.getuid()}-"
@@ -316,7 +304,7 @@ def _close_stdin(child: Child) -> None:
         child.process.stdin.close()
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
@@ -325,7 +313,7 @@ def _json(settings: dict[str, Any]) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different."""
+    """Find ports that are free now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for bound in sockets:
@@ -337,7 +325,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def is_ready(url: str) -> bool:
-    """Does the process at `url` say that it may be sent requests?"""
+    """Whether the process at `url` says that it is ready."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=1.0) as answer:
             return bool(answer.status == 200)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (
     FIRST_ID,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.engine.prefix import PrefixBuffer
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from slipstream.history.history_store import AppendRefused
+from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.endpoints import ENDPOINTS
 from slipstream.serving.http.http_app import Gate, RequestMetrics, build, problem_of
 from slipstream.serving.http.limits import Keys, Limits
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
-from slipstream.serving.router.ticket import TicketRefused
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
+from slipstream.serving.router.ticket import TicketError
 from tests.support.asgi import Answer, ask
 
 KEY = "a test key of some length"
@@ -47,12 +47,12 @@ def post(gate: Gate, path: str = "/v1/rank", body: Any = RANK, **more: str) -> A
     ("error", "status", "code"),
     [
         (BadRequest("x"), 400, "bad_request"),
-        (TicketRefused("ticket_invalid", "x"), 403, "ticket_invalid"),
-        (TicketRefused("ticket_expired", "x"), 410, "ticket_expired"),
-        (AppendRefused("x"), 409, "conflict"),
-        (Overloaded("queue_full"), 429, "overloaded"),
-        (Overloaded("draining"), 503, "draining"),
-        (DeadlinePassed("x"), 504, "deadline_passed"),
+        (TicketError("ticket_invalid", "x"), 403, "ticket_invalid"),
+        (TicketError("ticket_expired", "x"), 410, "ticket_expired"),
+        (AppendError("x"), 409, "conflict"),
+        (OverloadError("queue_full"), 429, "overloaded"),
+        (OverloadError("draining"), 503, "draining"),
+        (DeadlineError("x"), 504, "deadline_passed"),
         (TimeoutError(), 504, "deadline_passed"),
     ],
 )

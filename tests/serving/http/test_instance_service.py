@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.history.history_store import AppendRefused
+from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import HttpProblem
 from slipstream.serving.http.instance_service import InstanceService, read_history
 from slipstream.serving.request_errors import BadRequest
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 from tests.support.serving_service import SECRET, context, opened_service
 from tests.support.serving_stand_in import standin_scores
 
@@ -139,7 +139,7 @@ def test_what_is_stored_is_shown_and_continued_only_forward(tmp_path: Path):
         stored = await service.user(None, context(user="ann ü"))
         assert (stored.behaviours, stored.recent.items) == (2, [2**63 - 1, 7])
         assert stored.recent.actions == {"click": [1.0, 0.0]}
-        with pytest.raises(AppendRefused, match="in order"):
+        with pytest.raises(AppendError, match="in order"):
             await append(service, "ann ü", [8], [19])
         with pytest.raises(HttpProblem, match="nothing is stored") as refused:
             await service.user(None, context(user="nobody"))
@@ -153,7 +153,7 @@ def test_what_is_stored_is_shown_and_continued_only_forward(tmp_path: Path):
 def test_a_ticket_names_the_window_and_the_version(tmp_path: Path):
     async def work(service: InstanceService) -> None:
         answer = await service.preinfer(m.PreinferRequest("ann", HISTORY), context())
-        ticket = TicketOffice(SECRET).read(answer.ticket, "ann")
+        ticket = TicketSigner(SECRET).read(answer.ticket, "ann")
         assert (ticket.instance, ticket.version) == ("i-0", "v1")
         assert (ticket.first, ticket.end) == (0, 3)
 

@@ -1,4 +1,4 @@
-"""Keys, rates and their bounds."""
+"""The limits of a server: keys it accepts, rates it lets pass, and how much it remembers."""
 
 import pytest
 
@@ -31,15 +31,15 @@ def test_short_keys_are_refused():
 def test_a_bucket_lets_a_burst_pass_then_the_rate():
     clock = Clock()
     rate = RateLimit(Limits(requests_per_second=10.0, burst=5), clock)
-    assert [rate.wait("ann") == 0 for _ in range(7)] == [True] * 5 + [False] * 2
-    assert 0 < rate.wait("ann") <= 0.1
-    assert rate.wait("bob") == 0
+    assert [rate.take("ann") == 0 for _ in range(7)] == [True] * 5 + [False] * 2
+    assert 0 < rate.take("ann") <= 0.1
+    assert rate.take("bob") == 0
     clock.now += 0.25
-    assert [rate.wait("ann") == 0 for _ in range(4)] == [True, True, False, False]
+    assert [rate.take("ann") == 0 for _ in range(4)] == [True, True, False, False]
 
 
 def test_remembered_callers_are_bounded():
     rate = RateLimit(Limits(requests_per_second=1.0, burst=1), Clock())
     for caller in range(MAX_CALLERS + 50):
-        rate.wait(caller)
+        rate.take(caller)
     assert len(rate._buckets) == MAX_CALLERS

@@ -6,7 +6,7 @@ import pytest
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.estimates import RequestEstimates, most_within
 from slipstream.serving.instance.instance_config import InstanceConfig
-from slipstream.serving.request_errors import Overloaded
+from slipstream.serving.request_errors import OverloadError
 from tests.support.serving_samples import candidates, engine, history
 
 PER_TOKEN = np.array([0.0, 1e-3, 0.0, 0.0])  # a millisecond a token
@@ -28,11 +28,11 @@ def test_all_fewer_or_a_refusal(tmp_path):
     whole = {"queued": 1.0, "prefill": None, "allow_truncate": False}
     needed = 1e-3 * (served.tokens_of(100) + 5)
     assert known.behaviours_in_time(100, 5, needed, **whole) == 100
-    with pytest.raises(Overloaded, match="truncation was not allowed"):
+    with pytest.raises(OverloadError, match="truncation was not allowed"):
         known.behaviours_in_time(100, 5, needed - 1e-6, **whole)
     shorter = known.behaviours_in_time(100, 5, needed / 2, **whole | {"allow_truncate": True})
     assert 0 < shorter < 100
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadError):
         known.behaviours_in_time(100, 5, 0.0, **whole | {"allow_truncate": True})
 
 
@@ -46,7 +46,7 @@ def test_an_idle_instance_tries_what_only_its_correction_forbids(tmp_path):
     assert known.cost.factor("inline") > 2
     tried = {"prefill": None, "allow_truncate": False}
     assert known.behaviours_in_time(100, 5, needed, queued=0.0, **tried) == 100
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadError):
         known.behaviours_in_time(100, 5, needed, queued=0.1, **tried)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.trigger import TriggerConfig
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 from tests.support.serving_instance import instance, run, settle, soon
 from tests.support.serving_samples import candidates, cut, history, largest_difference
 
@@ -143,9 +143,9 @@ def test_deadlines_and_truncation(tmp_path):
     whole, items = history(900), candidates(5)
 
     async def scenario():
-        with pytest.raises(DeadlinePassed):
+        with pytest.raises(DeadlineError):
             await served.rank("u", whole, items, deadline=time.monotonic() - 1)
-        with pytest.raises(Overloaded, match="truncation was not allowed"):
+        with pytest.raises(OverloadError, match="truncation was not allowed"):
             await served.rank("u", whole, items, deadline=soon(0.5))
         with pytest.raises(BadRequest, match="not in this bundle"):
             await served.rank("u", whole, [1], deadline=soon())

@@ -10,7 +10,7 @@ import pytest
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.job_runner import JobRunner, RecentWaits
 from slipstream.serving.instance.scheduler import Scheduler
-from slipstream.serving.request_errors import Overloaded
+from slipstream.serving.request_errors import OverloadError
 
 
 def runner(**settings):
@@ -65,7 +65,7 @@ def test_an_error_reaches_the_one_who_waits():
 
 def test_a_full_queue_releases_at_once():
     jobs, released = runner(max_jobs=0), []
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadError):
         asyncio.run(jobs.run(soon(), 0.1, request=1, release=lambda: released.append(1)))
     assert released == [1]
     jobs.scheduler.close()

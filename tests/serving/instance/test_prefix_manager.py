@@ -4,7 +4,7 @@ import time
 
 from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.instance.scheduler import Kind
-from slipstream.serving.request_errors import Overloaded
+from slipstream.serving.request_errors import OverloadError
 from tests.support.serving_instance import instance, run, settle, soon
 from tests.support.serving_samples import candidates, cut, history, largest_difference
 
@@ -52,7 +52,7 @@ def test_a_full_queue_leaves_no_slot_behind(tmp_path):
         inflight = served.prefixes.inflight.start(request(served, history(300)))
         try:
             served.prefixes.submit(inflight, Kind.PREINFER, soon(), None)
-        except Overloaded as refusal:
+        except OverloadError as refusal:
             return refusal.reason
 
     assert run(scenario()) == "queue_full"

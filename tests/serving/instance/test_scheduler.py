@@ -8,7 +8,7 @@ import time
 import pytest
 
 from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
-from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import DeadlineError, OverloadError
 
 
 class Clock:
@@ -98,7 +98,7 @@ def test_a_stale_preinference_is_dropped_if_it_was_not_begun_and_finished_last_i
     log.add("fresh", deadline=50, steps=1).expires = 60.0
     assert log.run() == [
         "begun0",
-        ("waiting", DeadlinePassed),
+        ("waiting", DeadlineError),
         "fresh0",
         ("fresh", "fresh"),
         "begun1",
@@ -128,7 +128,7 @@ def test_a_passed_deadline_is_not_begun():
     log = Log()
     log.add("r", Kind.RANK, deadline=5)
     log.clock.now = 5
-    assert log.run() == [("r", DeadlinePassed)]
+    assert log.run() == [("r", DeadlineError)]
 
 
 def test_a_job_someone_waits_for_inherits_the_urgency():
@@ -151,7 +151,7 @@ def test_a_prefill_that_is_late_goes_on_for_those_who_wait():
     given_up = Log()
     waited = given_up.add("p", deadline=1, steps=9)
     given_up.scheduler.hurry(waited, Kind.RANK, 4.0)
-    assert given_up.run() == ["p0", "p1", "p2", "p3", ("p", DeadlinePassed)]
+    assert given_up.run() == ["p0", "p1", "p2", "p3", ("p", DeadlineError)]
 
 
 def test_the_queue_is_bounded_and_backlog_is_predicted():
@@ -161,7 +161,7 @@ def test_the_queue_is_bounded_and_backlog_is_predicted():
     assert log.scheduler.backlog(30) == 1.0
     assert log.scheduler.backlog(15) == 0.0
     assert log.scheduler.backlog(15, Kind.PREINFER) == 4.0
-    with pytest.raises(Overloaded) as refused:
+    with pytest.raises(OverloadError) as refused:
         log.add("b")
     assert refused.value.reason == "queue_full"
 
@@ -212,7 +212,7 @@ def test_errors_and_cancellation_reach_their_own_job():
     events = log.run()
     assert (
         ("bad", KeyError) in events
-        and ("gone", Overloaded) in events
+        and ("gone", OverloadError) in events
         and ("good", "good") in events
     )
     assert "gone0" not in events
@@ -237,6 +237,6 @@ def test_a_thread_of_its_own_and_a_close_that_tells_everyone():
     )
     release.set()
     scheduler.close()
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadError):
         scheduler.submit(Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: None, request="r"))
     assert told and not scheduler._thread.is_alive()

@@ -1,6 +1,6 @@
 """The expander: the host tier of the prefix cache, in shared memory that outlives the process.
 
-After ranking, a prefix is demoted: copied to a shelf (shelf.py) with a byte budget of its own, where
+After ranking, a prefix is demoted: copied to a shelf (shelf.py) with its own byte budget, where
 the least recently used entry leaves first. A later prefill starts from it: an entry of the same
 length is copied, a shorter one is extended. An entry that is being read is held and cannot leave. A
 shelf belongs to one model version, layout and shape; for any other it is emptied. So a restarted
@@ -54,7 +54,7 @@ class HostLease:
 
 
 class Demotion:
-    """A copy of a prefix to the shelf: room is taken first, filled in steps, recorded at the end."""
+    """A copy of a prefix to the shelf: its room is taken, then filled in steps, then recorded."""
 
     def __init__(
         self, shelf: Shelf, key: PrefixKey, prefix: Prefix, offset: int, nbytes: int
@@ -113,7 +113,9 @@ class Expander:
             or (user_name(key.user), key.behaviours, key.digest) in self.shelf.records
         )
 
-    def find(self, user: str, encoded: EncodedHistory, digests: dict[int, bytes]) -> HostLease | None:
+    def find(
+        self, user: str, encoded: EncodedHistory, digests: dict[int, bytes]
+    ) -> HostLease | None:
         """Lease the user's longest entry that is a prefix of this history.
 
         `digests` keeps the digests of the history computed so far, by number of behaviours.

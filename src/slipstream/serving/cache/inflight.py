@@ -66,7 +66,7 @@ class InflightPrefixes:
         self.computed = self.extended = self.extended_from_host = self.reloaded = 0
 
     def find(self, request: PrefixRequest) -> Lease | InflightPrefix | None:
-        """Find exactly this prefix: a lease if it is READY, an `InflightPrefix` if it is filling."""
+        """Find exactly this prefix: a lease if READY, an `InflightPrefix` if it is being filled."""
         return self.by_key.get(request.key) or self.cache.acquire(request.key)
 
     def find_shorter_slot(self, request: PrefixRequest, max_missing: int) -> Slot | None:

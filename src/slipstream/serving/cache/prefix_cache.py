@@ -113,7 +113,7 @@ class PrefixCache:
         )
 
     def reserve(self, key: PrefixKey, capacity: int) -> Slot | Busy:
-        """Make a FILLING entry for `capacity` tokens; evict the least recently used where needed."""
+        """Make a FILLING entry for `capacity` tokens; evict the least recently used if needed."""
         if key in self._slots:
             return Busy("exists")
         nbytes = self.shape.nbytes(capacity)

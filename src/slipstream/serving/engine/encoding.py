@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.request_errors import BadRequest
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from slipstream.bundle import Bundle, read_bundle
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.models.backbone import KV
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput

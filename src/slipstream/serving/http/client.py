@@ -1,9 +1,12 @@
-"""A client: the endpoints as methods, over connections that are kept. For services (`AsyncClient`)
-and for notebooks (`Client`).
+"""A client: the endpoints as methods, over connections that are kept open.
 
-client = Client("http://127.0.0.1:8000")
-ticket = client.preinfer("ann").ticket            # early
-answer = client.rank("ann", [1, 2, 3], ticket=ticket)
+`AsyncClient` is for services, `Client` for scripts and notebooks.
+
+    client = Client("http://127.0.0.1:8000")
+    ticket = client.preinfer("ann").ticket            # early
+    answer = client.rank("ann", [1, 2, 3], ticket=ticket)
+
+Touch this when an endpoint is added or changes.
 """
 
 import asyncio
@@ -18,19 +21,19 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.endpoints import DEADLINE_HEADER, KEY_HEADER
 
-Answer = TypeVar("Answer")
+Message = TypeVar("Message")
 
 
-class Refused(SlipstreamError):
-    """The server's refusal: its status, its code for programs, its sentence."""
+class RefusalError(SlipstreamError):
+    """The server refused: `status`, `code` for programs, `detail` for people."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(f"{detail} ({status} {code})")
         self.status, self.code, self.detail = status, code, detail
 
 
-class ServerUnreachable(SlipstreamError):
-    """No answer: the server is not there, or the connection broke."""
+class UnreachableError(SlipstreamError):
+    """No answer: the server is not there, or the connection ended."""
 
 
 class AsyncClient:
@@ -63,6 +66,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._session.close()
 
     async def preinfer(
@@ -108,10 +112,10 @@ class AsyncClient:
             raise _refusal(status, body)
         return body.decode()
 
-    async def _post(self, path: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
+    async def _post(self, path: str, message: msgspec.Struct, kind: type[Message]) -> Message:
         return await self._ask("POST", path, msgspec.json.encode(message), kind)
 
-    async def _ask(self, method: str, path: str, body: bytes, kind: type[Answer]) -> Answer:
+    async def _ask(self, method: str, path: str, body: bytes, kind: type[Message]) -> Message:
         status, content = await self._raw(method, path, body)
         if status >= 300:
             raise _refusal(status, content)
@@ -123,17 +127,17 @@ class AsyncClient:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
-            raise ServerUnreachable(
+            raise UnreachableError(
                 f"no answer from {self._url} ({why}); is `slipstream serve` running there?"
             ) from error
 
 
-def _refusal(status: int, body: bytes) -> Refused:
+def _refusal(status: int, body: bytes) -> RefusalError:
     try:
         problem = msgspec.json.decode(body, type=m.Problem)
     except msgspec.DecodeError:
         problem = m.Problem("unknown", body[:200].decode("utf-8", "replace"))
-    return Refused(status, problem.error, problem.detail)
+    return RefusalError(status, problem.error, problem.detail)
 
 
 class Client:
@@ -141,7 +145,7 @@ class Client:
 
     def __init__(self, url: str, key: str | None = None, deadline_ms: float | None = None) -> None:
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(_opened(url, key, deadline_ms))
+        self._client = self._runner.run(_open_client(url, key, deadline_ms))
 
     def preinfer(
         self, user: str, history: m.HistoryMessage | None = None, **more: Any
@@ -183,9 +187,9 @@ class Client:
     def __exit__(self, *_failure: object) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+    def _run(self, work: Coroutine[Any, Any, Message]) -> Message:
         return self._runner.run(work)
 
 
-async def _opened(url: str, key: str | None, deadline_ms: float | None) -> AsyncClient:
+async def _open_client(url: str, key: str | None, deadline_ms: float | None) -> AsyncClient:
     return AsyncClient(url, key, deadline_ms)

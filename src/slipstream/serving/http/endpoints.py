@@ -1,5 +1,7 @@
-"""The HTTP interface as data: every endpoint once, from which the routes and the OpenAPI document
-are made.
+"""The HTTP interface as a table: every endpoint once.
+
+The routes and the OpenAPI document are made from it. Touch this when an endpoint is added or
+changes its path, message or status; the messages are in messages.py.
 """
 
 from dataclasses import dataclass, field
@@ -34,9 +36,7 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of one path. `problems` are the refusals it may answer with, beside those of every
-    endpoint.
-    """
+    """One method of one path. `problems` are its own error statuses, besides those of all."""
 
     name: str
     method: Literal["GET", "POST"]
@@ -47,39 +47,46 @@ class Endpoint:
     status: int = 200
     problems: tuple[int, ...] = ()
     roles: tuple[Role, ...] = ("instance", "router")
-    open: bool = False  # answers without a key
-    timed: bool = False  # honours the deadline header
+    open: bool = False  # needs no API key
+    timed: bool = False  # accepts the deadline header
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-_WORK = (429, 502, 503, 504)
+_FORWARDED = (429, 502, 503, 504)  # of every endpoint that a router forwards to an instance
 ENDPOINTS = (
     Endpoint(
         "preinfer", "POST", "/v1/preinfer", "Compute a user's history before it is needed; "
         "returns a ticket for /v1/rank.",
-        m.PreinferAnswer, m.PreinferRequest, status=202, problems=(403, 404, *_WORK), timed=True,
+        m.PreinferAnswer, m.PreinferRequest,
+        status=202, problems=(403, 404, *_FORWARDED), timed=True,
     ),
     Endpoint(
         "rank", "POST", "/v1/rank", "Score candidates for a user.",
-        m.RankAnswer, m.RankRequest, problems=(403, 404, 410, *_WORK), timed=True,
+        m.RankAnswer, m.RankRequest, problems=(403, 404, 410, *_FORWARDED), timed=True,
     ),
     Endpoint(
-        "recommend", "POST", "/v1/recommend", "Retrieve, filter and rank; the history is computed "
-        "while retrieval runs.",
-        m.RecommendAnswer, m.RecommendRequest, problems=(404, *_WORK), timed=True,
+        "recommend", "POST", "/v1/recommend", "Retrieve items, drop those seen or excluded, "
+        "rank the rest and return the best.",
+        m.RecommendAnswer, m.RecommendRequest, problems=(404, *_FORWARDED), timed=True,
     ),
     Endpoint(
         "events", "POST", "/v1/events", "Append behaviours to a user's stored history.",
-        m.EventsAnswer, m.EventsRequest, problems=(409, *_WORK), timed=True,
+        m.EventsAnswer, m.EventsRequest, problems=(409, *_FORWARDED), timed=True,
     ),
     Endpoint(
         "user", "GET", "/v1/users/{user}", "What is stored of a user.",
-        m.UserAnswer, problems=(404, *_WORK), timed=True,
+        m.UserAnswer, problems=(404, *_FORWARDED), timed=True,
         query={"limit": {"type": "integer", "minimum": 0, "maximum": 1000, "default": 20}},
     ),
-    Endpoint("status", "GET", "/v1/status", "The instance about itself.", m.StatusAnswer, roles=("instance",)),
+    Endpoint(
+        "status", "GET", "/v1/status", "The instance about itself.",
+        m.StatusAnswer, roles=("instance",),
+    ),
     Endpoint("healthz", "GET", "/healthz", "Is the process alive?", m.HealthAnswer, open=True),
-    Endpoint("readyz", "GET", "/readyz", "May it be sent requests?", m.HealthAnswer, open=True, problems=(503,)),
+    Endpoint(
+        "readyz", "GET", "/readyz", "May it be sent requests?",
+        m.HealthAnswer, open=True, problems=(503,),
+    ),
     Endpoint("metrics", "GET", "/metrics", "Counters and gauges for Prometheus.", str),
     Endpoint(
         "drain", "POST", "/admin/drain", "Finish what is here and take nothing new.",
@@ -94,11 +101,11 @@ ENDPOINTS = (
 
 
 def openapi(role: Role) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of an instance or a router."""
-    mine = [endpoint for endpoint in ENDPOINTS if role in endpoint.roles]
+    """Make the OpenAPI 3.1 document of an instance or a router."""
+    endpoints = [endpoint for endpoint in ENDPOINTS if role in endpoint.roles]
     structs = {
         part
-        for e in mine
+        for e in endpoints
         for part in (e.request, e.answer)
         if isinstance(part, type) and issubclass(part, msgspec.Struct)
     }
@@ -107,7 +114,7 @@ def openapi(role: Role) -> dict[str, Any]:
         ordered, ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, Any] = {}
-    for endpoint in mine:
+    for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import AppendRefused
+from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages
 from slipstream.serving.http.endpoints import (
     DEADLINE_HEADER,
@@ -33,8 +33,8 @@ from slipstream.serving.http.endpoints import (
     openapi,
 )
 from slipstream.serving.http.limits import Keys, Limits, RateLimit
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
-from slipstream.serving.router.ticket import TicketRefused
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
+from slipstream.serving.router.ticket import TicketError
 
 log = logging.getLogger("slipstream.serving")
 _encode = msgspec.json.Encoder().encode
@@ -59,13 +59,13 @@ def problem_of(error: Exception) -> HttpProblem:
             return error
         case msgspec.DecodeError() | UnicodeDecodeError() | BadRequest():
             return HttpProblem(400, "bad_request", str(error))
-        case TicketRefused():
+        case TicketError():
             return HttpProblem(
                 410 if error.code == "ticket_expired" else 403, error.code, error.detail
             )
-        case AppendRefused():
+        case AppendError():
             return HttpProblem(409, "conflict", str(error))
-        case Overloaded():
+        case OverloadError():
             draining = error.reason == "draining"
             return HttpProblem(
                 503 if draining else 429,
@@ -73,7 +73,7 @@ def problem_of(error: Exception) -> HttpProblem:
                 str(error),
                 retry_after=1.0,
             )
-        case DeadlinePassed() | TimeoutError():
+        case DeadlineError() | TimeoutError():
             return HttpProblem(
                 504,
                 "deadline_passed",
@@ -271,7 +271,7 @@ class Gate:
                 return HttpProblem(
                     401, "unauthorized", f"send your API key in the header {KEY_HEADER}"
                 )
-        wait = self._rate.wait(caller)
+        wait = self._rate.take(caller)
         if wait:
             return HttpProblem(
                 429, "rate_limited", f"too many requests; wait {wait:.1f} s", retry_after=wait

@@ -22,7 +22,7 @@ from slipstream.serving.http.process import (
     run_app,
     secret_from_environment,
 )
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 
 
 class InstanceSettings(ProcessSettings, kw_only=True):
@@ -91,7 +91,7 @@ def serve_instance(
 ) -> None:
     """Serve what `open_instance` opens until a signal ends the process."""
     store = open_history_store(settings.history, actions, settings.keep)
-    tickets = TicketOffice(secret_from_environment(), settings.ticket_seconds)
+    tickets = TicketSigner(secret_from_environment(), settings.ticket_seconds)
     service = InstanceService(settings.name, open_instance, store, tickets, settings.drain_seconds)
     limits = Limits(max_body_bytes=settings.max_body_bytes, deadline_ms=settings.deadline_ms)
     app = build_instance(service, Keys(keys_from_environment(INSTANCE_KEY_VARIABLE)), limits)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.history.history_store import HistoryStore
 from slipstream.history.window import PARTS, window_start
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
 from slipstream.serving.request_errors import BadRequest
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.router.ticket import TicketSigner
 
 if TYPE_CHECKING:  # a stand-in can be served without torch
     from slipstream.serving.instance.instance import Instance
@@ -38,7 +38,7 @@ class InstanceService:
         name: str,
         open_instance: OpenInstance,
         store: HistoryStore,
-        tickets: TicketOffice,
+        tickets: TicketSigner,
         drain_seconds: float = 10.0,
     ) -> None:
         self.name, self.store, self._tickets = name, store, tickets

@@ -1,5 +1,6 @@
-"""What a server puts up with: keys it accepts, sizes, rates, deadlines. Every bound has a number,
-and none is infinite.
+"""The limits of a server: API keys, body sizes, rates and deadlines. Every limit is finite.
+
+Touch this when a server accepts or refuses callers in another way.
 """
 
 import hmac
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 
 from slipstream.errors import SlipstreamError
 
-MAX_CALLERS = 10_000  # rate buckets remembered; the longest unseen is forgotten first
+MAX_CALLERS = 10_000  # rate buckets kept; the least recently used one leaves first
 MIN_KEY_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one server. Rates are per caller: per key where keys are set, else per address."""
+    """The limits of one server. Rates are per API key where keys are set, else per address."""
 
     max_body_bytes: int = 4 * 2**20
     body_seconds: float = 10.0
@@ -27,9 +28,7 @@ class Limits:
 
 
 class Keys:
-    """The API keys that open the door; without any, the door stands open (for a server on
-    loopback).
-    """
+    """The API keys a server accepts; without any, it accepts every request (on loopback)."""
 
     def __init__(self, keys: tuple[str, ...] = ()) -> None:
         if any(len(key) < MIN_KEY_CHARACTERS for key in keys):
@@ -43,9 +42,7 @@ class Keys:
         return bool(self._keys)
 
     def accept(self, offered: bytes | None) -> int | None:
-        """The number of the key offered, or None. Every key is compared in constant time, whichever
-        matches.
-        """
+        """The number of the key offered, or None; every key is compared, in constant time."""
         found = None
         for number, key in enumerate(self._keys):
             if hmac.compare_digest(key, offered or b""):
@@ -55,7 +52,7 @@ class Keys:
 
 @dataclass
 class TokenBucket:
-    """Up to `burst` at once, `rate` per second in the long run."""
+    """Lets up to `burst` requests pass at once, and `rate` per second in the long run."""
 
     rate: float
     burst: float
@@ -63,7 +60,7 @@ class TokenBucket:
     filled_at: float
 
     def take(self, now: float) -> float:
-        """0 when one more may pass, else the seconds to wait."""
+        """Take one token: 0 when the request may pass, else the seconds to wait."""
         self.level = min(self.burst, self.level + (now - self.filled_at) * self.rate)
         self.filled_at = now
         if self.level >= 1:
@@ -73,14 +70,14 @@ class TokenBucket:
 
 
 class RateLimit:
-    """One bucket per caller."""
+    """Limits the rate of each caller with a token bucket."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._buckets: OrderedDict[object, TokenBucket] = OrderedDict()
 
-    def wait(self, caller: object) -> float:
-        """Seconds this caller has to wait; 0 lets the request pass and counts it."""
+    def take(self, caller: object) -> float:
+        """Count a request of a caller: 0 when it may pass, else the seconds to wait."""
         rate = self._limits.requests_per_second
         if rate is None:
             return 0.0

@@ -91,12 +91,12 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RankAnswer(msgspec.Struct):
-    """One score per candidate for every task, in the order sent; `hit`: where the prefix was."""
+    """One score per candidate for every task."""
 
-    scores: dict[str, list[float]]
+    scores: dict[str, list[float]]  # by task, as the candidates were sent
     version: str
     instance: str
-    hit: str
+    hit: str  # where the prefix was found
     truncated: bool
     behaviours: int
 
@@ -129,10 +129,10 @@ class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecommendAnswer(msgspec.Struct):
-    """Items, best first, with their scores for every task."""
+    """The best items with their scores for every task."""
 
-    items: list[int]
-    scores: dict[str, list[float]]
+    items: list[int]  # best first
+    scores: dict[str, list[float]]  # by task, one per item
     version: str
     instance: str
     hit: str

@@ -1,8 +1,9 @@
-"""Running one app in one process: its socket, its signals, and an orderly end.
+"""The process around an app: its socket, its signals and its orderly end.
 
-SIGTERM (or SIGINT, or the supervisor's death) starts the drain: the app says that it is not ready,
-serves on for `linger` seconds so that routers notice, then closes the door, finishes every request
-it has and leaves. A second signal does not hurry it.
+SIGTERM, SIGINT or the supervisor's death start the end: the app says that it is not ready, serves
+for `linger` more seconds so that routers notice, then accepts no connection, finishes the requests
+it has and ends. A second signal does not shorten this. Touch this when processes start or end in
+another way.
 """
 
 import asyncio
@@ -17,9 +18,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-KEEP_ALIVE_SECONDS = (
-    3_600  # an instance never hangs up first: the router would take it for a failure
-)
+KEEP_ALIVE_SECONDS = 3_600  # routers must close first: they take a closed connection for a failure
 SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
     "SLIPSTREAM_TICKET_SECRET",
     "SLIPSTREAM_API_KEYS",
@@ -28,9 +27,7 @@ SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
 
 
 class ProcessSettings(msgspec.Struct, kw_only=True):
-    """What any of our processes is told by its supervisor, as JSON in its first argument. Secrets
-    come by environment.
-    """
+    """Settings of every process, as JSON in its first argument; secrets are in the environment."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -41,7 +38,7 @@ class ProcessSettings(msgspec.Struct, kw_only=True):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: ours drain first."""
+    """uvicorn without its own signal handlers: ours drain first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -49,16 +46,17 @@ class _Server(uvicorn.Server):
 
 
 def secret_from_environment() -> bytes:
-    """The ticket secret all processes of a deployment share."""
+    """Read the ticket secret that all processes of a deployment share."""
     return os.environ[SECRET_VARIABLE].encode()
 
 
 def keys_from_environment(variable: str) -> tuple[str, ...]:
+    """Read API keys, separated by commas."""
     return tuple(key for key in os.environ.get(variable, "").split(",") if key)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket bound and listening; port 0 takes a free one."""
+    """Open a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,7 +66,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], None]) -> None:
-    """Serve until told to stop."""
+    """Serve until a signal or the supervisor's death; `start_draining` is called first."""
     if settings.socket_fd is not None:
         sock = socket.socket(fileno=settings.socket_fd)
     else:
@@ -113,6 +111,6 @@ def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], No
 
 
 def _on_parent_gone(loop: asyncio.AbstractEventLoop, begin_end: Callable[[], None]) -> None:
-    """The supervisor holds the other end of stdin and never writes: readable means closed."""
+    """Begin the end: stdin is readable only when the supervisor, which never writes, is gone."""
     loop.remove_reader(sys.stdin.fileno())
     begin_end()

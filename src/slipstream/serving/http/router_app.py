@@ -1,9 +1,10 @@
-"""The router: reads of a request only whom it is for, sends its bytes to that user's instance, and
-the answer's bytes back.
+"""The router's app: it sends each request to its user's instance, and the answer's bytes back.
 
-It keeps no state that another router would miss: the order of instances comes from their names, a
-diverted user's instance from the ticket. A request whose instance dies goes to the next in order,
-unless that could carry out an append twice.
+Of a request it reads only the user, the ticket and the length of the history. It keeps no state
+that another router would need: the order of the instances comes from their names, the instance of a
+user's prefix from the ticket. When an instance fails, the request goes to the next in order, unless
+that could append behaviours twice. Touch this when forwarding, retries or probes change; the choice
+of the instance is in router/balancer.py.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -35,9 +35,16 @@ from slipstream.serving.http.http_app import (
     send_answer,
 )
 from slipstream.serving.http.limits import Keys, Limits
-from slipstream.serving.router.routing import Member, Routing
-from slipstream.serving.router.ticket import TicketOffice, TicketRefused
-from slipstream.serving.router.upstream import Answer, Broken, Crowded, NotSent, Upstream
+from slipstream.serving.router.balancer import InstanceState, LoadBalancer
+from slipstream.serving.router.ticket import TicketError, TicketSigner
+from slipstream.serving.router.upstream import (
+    ConnectError,
+    ConnectionLostError,
+    PoolFullError,
+    Upstream,
+    UpstreamAnswer,
+    UpstreamError,
+)
 
 FORWARDED = {
     "/v1/preinfer": "preinfer",
@@ -46,282 +53,290 @@ FORWARDED = {
     "/v1/events": "events",
 }
 PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
-ASSUMED_TOKENS = (
-    512  # of a request that names a stored user: the router does not look the history up
-)
-GRACE_SECONDS = 0.05  # the instance's own 504 says more than ours; it gets this long to arrive
-SLOW_SECONDS = 0.5  # an answer awaited this long in vain counts against the instance
-_BACKLOG = BACKLOG_HEADER.encode()
+ASSUMED_TOKENS = 512  # of a request without a history: the router does not look up stored users
+GRACE_SECONDS = 0.05  # more than the deadline: the instance's own 504 says more than ours
+SLOW_SECONDS = 0.5  # an instance that does not answer for this long counts as failing
+MAX_MISSED_PROBES = 3  # in a row; then an instance counts as not ready
+_BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
 
 
-class _Counted(msgspec.Struct):
+class HistoryLength(msgspec.Struct):
+    """The number of items in a history; nothing else of it is decoded."""
+
     items: msgspec.Raw = msgspec.Raw(b"")
 
     def tokens(self) -> int:
+        """The number of items."""
         return bytes(self.items).count(b",") + 1
 
 
-class Envelope(msgspec.Struct):
-    """The part of a request that decides where it goes; the instance checks the rest."""
+class RoutingFields(msgspec.Struct):
+    """The fields of a request that decide where it goes; the instance checks all others."""
 
     user: m.User
     ticket: m.TicketText | None = None
-    history: _Counted | None = None
+    history: HistoryLength | None = None
 
     def tokens(self) -> int:
+        """The tokens of the request, an estimate."""
         return self.history.tokens() if self.history is not None else ASSUMED_TOKENS
 
 
-@dataclass(frozen=True)
-class RouterSettings:
-    """How a router behaves; `instance_key` is what instances expect from it."""
-
-    instance_key: str = ""
-    probe_seconds: float = 0.25
-    probe_timeout: float = 1.0
-
-
 class Router:
-    """Forwards requests to the members of a routing."""
+    """Forwards requests to the instances of a load balancer, and probes these instances."""
 
     def __init__(
-        self, routing: Routing, office: TicketOffice, limits: Limits, settings: RouterSettings
+        self,
+        balancer: LoadBalancer,
+        signer: TicketSigner,
+        limits: Limits,
+        *,
+        instance_key: str = "",
+        probe_seconds: float = 0.25,
+        probe_timeout: float = 1.0,
     ) -> None:
-        self.routing, self._office, self._limits, self._settings = routing, office, limits, settings
-        self._upstreams = {member.name: _upstream(member) for member in routing.members}
-        key = f"{KEY_HEADER}: {settings.instance_key}\r\n" if settings.instance_key else ""
+        self.balancer, self._signer, self._limits = balancer, signer, limits
+        self._probe_seconds, self._probe_timeout = probe_seconds, probe_timeout
+        self._upstreams = {i.name: _open_upstream(i) for i in balancer.instances}
+        key = f"{KEY_HEADER}: {instance_key}\r\n" if instance_key else ""
         self._common = (
             f" HTTP/1.1\r\nhost: instance\r\ncontent-type: application/json\r\n{key}".encode()
         )
-        self._decode = msgspec.json.Decoder(Envelope).decode
+        self._decode = msgspec.json.Decoder(RoutingFields).decode
         self.counts: Counter[str] = Counter()
-        self.told: dict[str, m.StatusAnswer] = {}
+        self.statuses: dict[str, m.StatusAnswer] = {}  # of each instance, as last probed
         self.draining = False
-        self._misses: Counter[str] = Counter()
+        self._missed_probes: Counter[str] = Counter()
 
     # Forwarding
 
-    async def forward(self, scope: Scope, receive: Receive) -> Answer:
-        """One request on its way: read, choose, send, perhaps try the next."""
+    async def forward(self, scope: Scope, receive: Receive) -> UpstreamAnswer:
+        """Forward one request: read it, choose an instance, send it, try the next on failure."""
         now = time.monotonic()
         deadline = read_deadline(scope, self._limits, now)
         body = await read_body(scope, receive, self._limits)
         path: str = scope["path"]
         owner = None
         if path in FORWARDED:
-            envelope = self._decode(body)
-            user = envelope.user
-            if envelope.ticket is not None:
-                owner = self._owner(envelope.ticket, user, path)
-            tokens = 0 if path == "/v1/events" else envelope.tokens()
+            fields = self._decode(body)
+            user = fields.user
+            if fields.ticket is not None:
+                owner = self._owner(fields.ticket, user, path)
+            tokens = 0 if path == "/v1/events" else fields.tokens()
         else:
             user, tokens = path.removeprefix("/v1/users/"), 0
         return await self._send(scope, body, user, tokens, owner, deadline)
 
     def _owner(self, ticket: str, user: str, path: str) -> str | None:
-        """The instance a ticket names. A pre-inference may bring that of an earlier page; expired,
-        it says nothing.
-        """
+        """The instance a ticket names; None for an expired one that a pre-inference brings."""
         try:
-            return self._office.read(ticket, user).instance
-        except TicketRefused as refusal:
-            if path == "/v1/preinfer" and refusal.code == "ticket_expired":
+            return self._signer.read(ticket, user).instance
+        except TicketError as error:
+            if path == "/v1/preinfer" and error.code == "ticket_expired":
                 return None
             raise
 
     async def _send(
         self, scope: Scope, body: bytes, user: str, tokens: int, owner: str | None, deadline: float
-    ) -> Answer:
+    ) -> UpstreamAnswer:
+        """Send a request to one instance after another until one answers."""
         repeatable = scope["path"] != "/v1/events"
-        tried: set[str] = set()
         start = f"{scope['method']} ".encode() + _raw_target(scope) + self._common
+        tried: set[str] = set()
         while True:
             now = time.monotonic()
             if now >= deadline:
                 raise HttpProblem(
                     504, "deadline_passed", "the deadline passed before an instance could answer"
                 )
-            member = self.routing.choose(user, tokens, now, owner=owner, tried=tried)
-            if member is None:
+            instance = self.balancer.choose(user, tokens, now, owner=owner, tried=tried)
+            if instance is None:
                 self.counts["no_instance"] += 1
                 raise HttpProblem(
                     503, "unavailable", "no instance is ready; try again soon", retry_after=1.0
                 )
-            left = deadline - now
-            request = b"%s%s: %d\r\ncontent-length: %d\r\n\r\n%s" % (
-                start,
-                _DEADLINE,
-                max(1, left * 1000),
-                len(body),
-                body,
-            )
             try:
-                with self.routing.lease(member, tokens, now):
-                    answer = await self._upstreams[member.name].request(
-                        request, left + GRACE_SECONDS
-                    )
-            except (NotSent, Broken, Crowded) as error:
-                self._note_failure(member, error)
-                if isinstance(error, Broken) and not repeatable:
+                with self.balancer.outstanding(instance, tokens, now):
+                    answer = await self._try(instance, start, body, deadline - now)
+            except UpstreamError as error:
+                if isinstance(error, ConnectionLostError) and not repeatable:
                     raise HttpProblem(
                         502,
                         "instance_failed",
                         "the instance failed; whether the behaviours were stored is not known, "
                         "see `after`",
                     ) from error
-            except TimeoutError:
-                if left >= SLOW_SECONDS:
-                    member.breaker.failed(time.monotonic())
-                raise
             else:
-                self._note_answer(member, answer)
-                if not (answer.status == 503 and member.draining):
+                if not (answer.status == 503 and instance.draining):
                     return answer
-            tried.add(member.name)
+            tried.add(instance.name)
             self.counts["retries"] += 1
 
-    def _note_failure(self, member: Member, error: Exception) -> None:
-        self.counts[type(error).__name__.lower()] += 1
-        if isinstance(error, NotSent):
-            member.ready = False  # until a probe finds it again
-        if not isinstance(error, Crowded):
-            member.breaker.failed(time.monotonic())
+    async def _try(
+        self, instance: InstanceState, start: bytes, body: bytes, left: float
+    ) -> UpstreamAnswer:
+        """Send a request to one instance, `left` seconds before its deadline; note the outcome."""
+        head = b"%s: %d\r\ncontent-length: %d\r\n\r\n" % (
+            _DEADLINE,
+            max(1, left * 1000),
+            len(body),
+        )
+        upstream = self._upstreams[instance.name]
+        try:
+            answer = await upstream.request(start + head + body, left + GRACE_SECONDS)
+        except UpstreamError as error:
+            self._note_failure(instance, error)
+            raise
+        except TimeoutError:
+            if left >= SLOW_SECONDS:
+                instance.breaker.note_failure(time.monotonic())
+            raise
+        self._note_answer(instance, answer)
+        return answer
 
-    def _note_answer(self, member: Member, answer: Answer) -> None:
-        member.breaker.succeeded()
+    def _note_failure(self, instance: InstanceState, error: UpstreamError) -> None:
+        self.counts[error.counter] += 1
+        if isinstance(error, ConnectError):
+            instance.ready = False  # until a probe finds it again
+        if not isinstance(error, PoolFullError):
+            instance.breaker.note_failure(time.monotonic())
+
+    def _note_answer(self, instance: InstanceState, answer: UpstreamAnswer) -> None:
+        instance.breaker.note_success()
         for name, value in answer.headers:
             if name == _BACKLOG:
-                member.reported = int(value)
+                instance.reported = int(value)
         if answer.status == 503 and b'"draining"' in answer.body:
-            member.draining = True
+            instance.draining = True
 
     # Watching the instances
 
-    async def probe(self, member: Member) -> None:
-        """Ask an instance how it is, and believe it."""
+    async def probe(self, instance: InstanceState) -> None:
+        """Ask an instance for its status and keep the answer."""
         request = b"GET /v1/status" + self._common + b"content-length: 0\r\n\r\n"
+        name = instance.name
         try:
-            answer = await self._upstreams[member.name].request(
-                request, self._settings.probe_timeout
-            )
+            answer = await self._upstreams[name].request(request, self._probe_timeout)
             if answer.status != 200:
-                raise Broken
+                raise ConnectionLostError
             status = msgspec.json.decode(answer.body, type=m.StatusAnswer)
-        except (NotSent, Broken, Crowded, TimeoutError, msgspec.DecodeError) as error:
-            self._misses[member.name] += 1
-            if isinstance(error, NotSent) or self._misses[member.name] >= 3:
-                member.ready = False
+        except (UpstreamError, TimeoutError, msgspec.DecodeError) as error:
+            self._missed_probes[name] += 1
+            if isinstance(error, ConnectError) or self._missed_probes[name] >= MAX_MISSED_PROBES:
+                instance.ready = False
             return
-        self._misses[member.name] = 0
-        if not member.ready:
-            member.breaker.succeeded()  # a new process: what the old one did is forgotten
-        member.ready, member.draining, member.reported = (
-            status.ready or status.draining,
-            status.draining,
-            status.backlog,
-        )
-        self.told[member.name] = status
+        self._missed_probes[name] = 0
+        if not instance.ready:
+            instance.breaker.note_success()  # a new process: the old one's failures do not count
+        instance.ready = status.ready or status.draining
+        instance.draining, instance.reported = status.draining, status.backlog
+        self.statuses[name] = status
 
-    async def watch(self) -> None:
-        """Probe every member for ever, each on its own clock."""
+    @contextlib.asynccontextmanager
+    async def probing(self) -> AsyncIterator[None]:
+        """Probe every instance once, then again and again until the block ends."""
 
-        async def watch_one(member: Member) -> None:
+        async def probe_forever(instance: InstanceState) -> None:
             while True:
-                await self.probe(member)
-                await asyncio.sleep(self._settings.probe_seconds)
+                await asyncio.sleep(self._probe_seconds)
+                await self.probe(instance)
 
-        await asyncio.gather(*(watch_one(member) for member in self.routing.members))
+        for instance in self.balancer.instances:
+            instance.ready = False
+        await asyncio.gather(*map(self.probe, self.balancer.instances))
+        tasks = [asyncio.create_task(probe_forever(i)) for i in self.balancer.instances]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.close()
 
     def close(self) -> None:
+        """Close the idle connections to the instances."""
         for upstream in self._upstreams.values():
             upstream.close()
 
     # The router's own endpoints
 
     def handlers(self) -> dict[str, Handler]:
+        """The endpoints that the router answers itself, by name."""
         return {name: getattr(self, name) for name in ("healthz", "readyz", "drain", "reload")}
 
-    async def healthz(self, _message: None, asked: RequestContext) -> m.HealthAnswer:
+    async def healthz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
         return m.HealthAnswer("ok")
 
-    async def readyz(self, _message: None, asked: RequestContext) -> m.HealthAnswer:
-        if self.draining or not any(
-            member.usable(time.monotonic()) for member in self.routing.members
-        ):
+    async def readyz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
+        now = time.monotonic()
+        if self.draining or not any(i.usable(now) for i in self.balancer.instances):
             raise HttpProblem(
                 503, "unavailable", "draining" if self.draining else "no instance is ready"
             )
         return m.HealthAnswer("ok")
 
-    async def drain(self, request: m.DrainRequest, asked: RequestContext) -> m.DrainAnswer:
-        """Drain one instance by name, or this router: it says that it is not ready, and goes on
-        serving what still comes.
+    async def drain(self, request: m.DrainRequest, context: RequestContext) -> m.DrainAnswer:
+        """Drain one instance by name, or this router.
+
+        A draining router says that it is not ready, and serves the requests that still come.
         """
         if request.instance is None:
             self.draining = True
             return m.DrainAnswer("router")
-        member = self.routing.by_name.get(request.instance)
-        if member is None:
-            known = ", ".join(sorted(self.routing.by_name))
+        instance = self.balancer.by_name.get(request.instance)
+        if instance is None:
+            known = ", ".join(sorted(self.balancer.by_name))
             raise HttpProblem(
                 404, "not_found", f"no instance is called '{request.instance}'; there are {known}"
             )
-        await self._command(member, "/admin/drain", b"{}", asked.deadline)
-        member.draining = True
-        return m.DrainAnswer(member.name)
+        await self._command(instance, "/admin/drain", b"{}", context.deadline)
+        instance.draining = True
+        return m.DrainAnswer(instance.name)
 
-    async def reload(self, request: m.ReloadRequest, asked: RequestContext) -> m.ReloadAnswer:
-        """Every instance in turn opens the bundle again, so that the others serve meanwhile."""
-        before: dict[str, str] = {}
-        after: dict[str, str] = {}
-        for member in self.routing.members:
-            answer = await self._command(
-                member, "/admin/reload", msgspec.json.encode(request), asked.deadline
-            )
+    async def reload(self, request: m.ReloadRequest, context: RequestContext) -> m.ReloadAnswer:
+        """Let the instances open the bundle again, one at a time: the others serve meanwhile."""
+        body = msgspec.json.encode(request)
+        total = m.ReloadAnswer({}, {})
+        for instance in self.balancer.instances:
+            answer = await self._command(instance, "/admin/reload", body, context.deadline)
             part = msgspec.json.decode(answer.body, type=m.ReloadAnswer)
-            before |= part.before
-            after |= part.after
-        return m.ReloadAnswer(before, after)
+            total.before |= part.before
+            total.after |= part.after
+        return total
 
-    async def _command(self, member: Member, path: str, body: bytes, deadline: float) -> Answer:
-        request = (
-            f"POST {path}".encode()
-            + self._common
-            + f"content-length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
+    async def _command(
+        self, instance: InstanceState, path: str, body: bytes, deadline: float
+    ) -> UpstreamAnswer:
+        """Send an admin request to one instance; its refusal is raised as the router's own."""
+        length = f"content-length: {len(body)}\r\n\r\n".encode()
+        request = f"POST {path}".encode() + self._common + length + body
+        left = max(0.1, deadline - time.monotonic())
         try:
-            answer = await self._upstreams[member.name].request(
-                request, max(0.1, deadline - time.monotonic())
-            )
-        except (NotSent, Broken, Crowded) as error:
+            answer = await self._upstreams[instance.name].request(request, left)
+        except UpstreamError as error:
             raise HttpProblem(
-                502, "instance_failed", f"instance '{member.name}' did not answer"
+                502, "instance_failed", f"instance '{instance.name}' did not answer"
             ) from error
         if answer.status >= 400:
             problem = msgspec.json.decode(answer.body, type=m.Problem)
             raise HttpProblem(
-                answer.status, problem.error, f"instance '{member.name}': {problem.detail}"
+                answer.status, problem.error, f"instance '{instance.name}': {problem.detail}"
             )
         return answer
 
     def figures(self) -> Mapping[tuple[str, ...], float]:
-        """For /metrics: this router's counts, and what every instance told it last."""
-        shown: dict[tuple[str, ...], float] = {
+        """The router's counts and the last status of every instance, for /metrics."""
+        found: dict[tuple[str, ...], float] = {
             (f"router_{name}",): float(count) for name, count in self.counts.items()
         }
-        for member in self.routing.members:
-            shown["router_outstanding_tokens", member.name] = member.outstanding
-            shown["router_instance_ready", member.name] = float(
-                member.ready and not member.draining
-            )
-            shown["router_breaker_failures", member.name] = member.breaker.failures
-        for name, status in self.told.items():
-            shown |= {(f"instance_{figure}", name): value for figure, value in status.stats.items()}
-        return shown
-
-
-_DEADLINE = DEADLINE_HEADER.encode()
+        for instance in self.balancer.instances:
+            name, ready = instance.name, instance.ready and not instance.draining
+            found["router_outstanding_tokens", name] = instance.outstanding
+            found["router_instance_ready", name] = float(ready)
+            found["router_breaker_failures", name] = instance.breaker.failures
+        for name, status in self.statuses.items():
+            found |= {(f"instance_{figure}", name): value for figure, value in status.stats.items()}
+        return found
 
 
 def _raw_target(scope: Scope) -> bytes:
@@ -330,40 +345,32 @@ def _raw_target(scope: Scope) -> bytes:
     return target + b"?" + query if query else target
 
 
-def _upstream(member: Member) -> Upstream:
-    place = urlsplit(member.url)
-    if place.scheme != "http" or place.hostname is None or place.port is None:
+def _open_upstream(instance: InstanceState) -> Upstream:
+    address = urlsplit(instance.url)
+    if address.scheme != "http" or address.hostname is None or address.port is None:
         raise SlipstreamError(
-            f"'{member.url}' is not the address of an instance; write it as http://HOST:PORT"
+            f"'{instance.url}' is not the address of an instance; write it as http://HOST:PORT"
         )
-    return Upstream(place.hostname, place.port)
+    return Upstream(address.hostname, address.port)
 
 
 class RouterApp:
-    """The ASGI app: forwarded paths by the short way, the rest through Starlette."""
+    """The ASGI app: it forwards some paths itself and leaves the others to Starlette."""
 
     def __init__(self, router: Router, limits: Limits) -> None:
         self.router = router
-        self._meter = RequestMetrics(router.figures, ("instance",))
-        self._rest: ASGIApp = build(
-            "router", {**router.handlers(), **_unreached()}, limits, self._meter
+        self._metrics = RequestMetrics(router.figures, ("instance",))
+        self._others: ASGIApp = build(
+            "router", {**router.handlers(), **_forwarded_handlers()}, limits, self._metrics
         )
-        self._watching: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
             return
-        path, method = scope["path"], scope["method"]
-        name = (
-            FORWARDED.get(path)
-            if method == "POST"
-            else "user"
-            if method == "GET" and _is_user(path)
-            else None
-        )
+        name = _forwarded_name(scope["method"], scope["path"])
         if name is None:
-            await self._rest(scope, receive, send)
+            await self._others(scope, receive, send)
             return
         started = time.monotonic()
         try:
@@ -373,58 +380,38 @@ class RouterApp:
         except Exception as error:
             problem = problem_of(error)
             status, headers, body = problem.status, problem_headers(problem), problem_body(problem)
-        self._meter.count(name, status, time.monotonic() - started)
+        self._metrics.count(name, status, time.monotonic() - started)
         await send_answer(send, status, headers, body)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with self._watched():
+        async with self.router.probing():
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    @contextlib.asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        members = self.router.routing.members
-        for member in members:
-            member.ready = False
-        await asyncio.gather(*(self.router.probe(member) for member in members))
-        watching = asyncio.create_task(self.router.watch())
-        try:
-            yield
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            self.router.close()
+
+def _forwarded_name(method: str, path: str) -> str | None:
+    """The endpoint's name if its requests are forwarded."""
+    if method == "POST":
+        return FORWARDED.get(path)
+    user = path.removeprefix("/v1/users/")
+    is_user = method == "GET" and user != path and user and "/" not in user
+    return "user" if is_user else None
 
 
-def _is_user(path: str) -> bool:
-    return (
-        path.startswith("/v1/users/")
-        and "/" not in path[len("/v1/users/") :]
-        and len(path) > len("/v1/users/")
-    )
+def _forwarded_handlers() -> dict[str, Handler]:
+    """Handlers for the forwarded paths, so that Starlette answers a wrong method with 405.
 
-
-def _unreached() -> dict[str, Handler]:
-    """Routes for the forwarded paths, so that Starlette answers a wrong method with 405; the right
-    one never gets here.
+    Requests with the right method never come here.
     """
 
-    async def refuse(_message: object, _asked: RequestContext) -> None:
+    async def refuse(_message: object, _context: RequestContext) -> None:
         raise HttpProblem(404, "not_found", "Not Found")
 
     return dict.fromkeys((*FORWARDED.values(), "user"), refuse)
 
 
-def build_router(
-    members: list[Member],
-    office: TicketOffice,
-    keys: Keys,
-    limits: Limits,
-    settings: RouterSettings,
-    **routing: float | None,
-) -> Gate:
-    """The router's app, ready for uvicorn; `routing` are the arguments of `Routing`."""
-    router = Router(Routing(members, **routing), office, limits, settings)  # type: ignore[arg-type]
+def build_router(router: Router, keys: Keys, limits: Limits) -> Gate:
+    """Build the ASGI app of a router, ready for uvicorn."""
     return Gate(RouterApp(router, limits), keys, limits)

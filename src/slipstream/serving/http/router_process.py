@@ -1,5 +1,7 @@
-"""The router's process: `python -m slipstream.serving.http.router_process SETTINGS`. Starts in well
-under a second: no torch here.
+"""The process of one router: `python -m slipstream.serving.http.router_process SETTINGS`.
+
+It starts in well under a second, because nothing here imports torch. Touch this when a router gets
+another setting.
 """
 
 import os
@@ -16,23 +18,23 @@ from slipstream.serving.http.process import (
     run_app,
     secret_from_environment,
 )
-from slipstream.serving.http.router_app import RouterSettings, build_router
-from slipstream.serving.router.routing import Member, Pool
-from slipstream.serving.router.ticket import TicketOffice
+from slipstream.serving.http.router_app import Router, build_router
+from slipstream.serving.router.balancer import InstanceState, LoadBalancer, Pool
+from slipstream.serving.router.ticket import TicketSigner
 
 
-class MemberSettings(msgspec.Struct):
-    """An instance to route to."""
+class InstanceAddress(msgspec.Struct):
+    """An instance to send requests to."""
 
     name: str
     url: str
     pool: Pool = "any"
 
 
-class RouterProcessSettings(ProcessSettings, kw_only=True):
-    """One router: its instances and its limits."""
+class RouterSettings(ProcessSettings, kw_only=True):
+    """The settings of one router: its instances and its limits."""
 
-    members: list[MemberSettings]
+    instances: list[InstanceAddress]
     max_body_bytes: int = 4 * 2**20
     deadline_ms: float = 1_000.0
     requests_per_second: float | None = None
@@ -44,25 +46,28 @@ class RouterProcessSettings(ProcessSettings, kw_only=True):
 
 
 def main(text: str) -> None:
-    """Serve until told to stop."""
-    settings = msgspec.json.decode(text, type=RouterProcessSettings)
+    """Serve until SIGTERM or SIGINT."""
+    settings = msgspec.json.decode(text, type=RouterSettings)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
         deadline_ms=settings.deadline_ms,
         requests_per_second=settings.requests_per_second,
         burst=settings.burst,
     )
-    members = [Member(member.name, member.url, member.pool) for member in settings.members]
-    app = build_router(
-        members,
-        TicketOffice(secret_from_environment()),
-        Keys(keys_from_environment(KEYS_VARIABLE)),
-        limits,
-        RouterSettings(os.environ.get(INSTANCE_KEY_VARIABLE, ""), settings.probe_seconds),
+    balancer = LoadBalancer(
+        [InstanceState(address.name, address.url, address.pool) for address in settings.instances],
         load_factor=settings.load_factor,
         slack_tokens=settings.slack_tokens,
         long_from=settings.long_from,
     )
+    router = Router(
+        balancer,
+        TicketSigner(secret_from_environment()),
+        limits,
+        instance_key=os.environ.get(INSTANCE_KEY_VARIABLE, ""),
+        probe_seconds=settings.probe_seconds,
+    )
+    app = build_router(router, Keys(keys_from_environment(KEYS_VARIABLE)), limits)
     run_app(app, settings, lambda: None)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from slipstream.serving.engine.engine import Engine, RankQuery
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.instance_config import InstanceConfig
-from slipstream.serving.request_errors import Overloaded
+from slipstream.serving.request_errors import OverloadError
 
 
 class RequestEstimates:
@@ -81,10 +81,10 @@ class RequestEstimates:
     ) -> int:
         """Return how many of the newest behaviours can be ranked within `slack` seconds.
 
-        All of them, fewer where `allow_truncate`, else `Overloaded`. `prefill` are the seconds of a
-        prefill before the ranking, None where all is one pass. Where nothing is queued, a request
-        is tried that only the cost model's own correction forbids: that delays nobody, and tells
-        whether the machine is still that slow.
+        All of them, fewer where `allow_truncate`, else `OverloadError`. `prefill` are the seconds
+        of a prefill before the ranking, None where all is one pass. Where nothing is queued, a
+        request is tried that only the cost model's own correction forbids: that delays nobody, and
+        shows whether the machine is still that slow.
         """
         tokens = self.engine.tokens_of(behaviours)
         if prefill is None:
@@ -96,7 +96,7 @@ class RequestEstimates:
         if not allow_truncate:
             if not queued and needed / max(1.0, self.cost.factor(kind)) <= slack:
                 return behaviours
-            raise Overloaded(
+            raise OverloadError(
                 "too_slow",
                 "ranking the whole history would miss the deadline, and truncation was not allowed",
             )
@@ -106,7 +106,7 @@ class RequestEstimates:
             lambda count: self.cost.pass_seconds(self.engine.tokens_of(count) + candidates, 0),
         )
         if not kept:
-            raise Overloaded("too_slow")
+            raise OverloadError("too_slow")
         return kept
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from slipstream.bundle import Bundle
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 from slipstream.history.window import window_start
 from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.cache.prefix_cache import Busy, Lease
@@ -42,7 +42,7 @@ from slipstream.serving.instance.prefix_manager import HeldPrefix, PrefixManager
 from slipstream.serving.instance.scheduler import Kind, Scheduler
 from slipstream.serving.instance.stats import collect_stats
 from slipstream.serving.instance.trigger import ADMITTED, Prospect, Trigger
-from slipstream.serving.request_errors import BadRequest, DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 ANNOUNCED_SECONDS = 60.0  # an admitted prefix not used by then is no longer waited for
 
@@ -137,7 +137,7 @@ class Instance:
             return self._refuse(inflight.reason, tokens)
         try:
             self.prefixes.submit(inflight, Kind.PREINFER, now + rank_in, until)
-        except Overloaded as error:
+        except OverloadError as error:
             return self._refuse(error.reason, tokens)
         self._announced[request.key] = now
         self.counts["preinfer_admitted"] += 1
@@ -186,7 +186,7 @@ class Instance:
         now = time.monotonic()
         if now >= deadline:
             self.counts["deadline_passed"] += 1
-            raise DeadlinePassed("the deadline had passed when the request arrived")
+            raise DeadlineError("the deadline had passed when the request arrived")
         if len(candidates) > self.config.max_candidates:
             raise BadRequest(
                 f"{len(candidates)} candidates are more than the {self.config.max_candidates} one "
@@ -205,10 +205,10 @@ class Instance:
             new = whole.part(max(cached, len(whole) - kept))
             truncated = kept < len(whole)
             return await self._score(held, new, rows_C, deadline, hit, request_time, truncated)
-        except DeadlinePassed:
+        except DeadlineError:
             self.counts["deadline_passed"] += 1
             raise
-        except Overloaded as error:
+        except OverloadError as error:
             self.counts[f"overloaded_{error.reason}"] += 1
             raise
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
-from slipstream.serving.request_errors import Overloaded
+from slipstream.serving.request_errors import OverloadError
 
 OnDone = Callable[[Any, BaseException | None], None]
 
@@ -95,7 +95,7 @@ class JobRunner:
 
         try:
             job = self.submit(Kind.RANK, deadline, seconds, on_done, steps=steps, request=request)
-        except Overloaded:
+        except OverloadError:
             if release is not None:
                 release()
             raise

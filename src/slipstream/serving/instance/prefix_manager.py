@@ -24,7 +24,7 @@ from slipstream.serving.instance.instance_config import Hit, InstanceConfig
 from slipstream.serving.instance.job_runner import JobRunner
 from slipstream.serving.instance.scheduler import Kind
 from slipstream.serving.instance.trigger import OPTIMISM
-from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import DeadlineError, OverloadError
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class PrefixManager:
                 steps=self.inflight.steps(inflight),
                 extra_seconds=self.config.ranking_budget if kind == Kind.PREINFER else 0.0,
             )
-        except Overloaded:
+        except OverloadError:
             self.inflight.fail(inflight)
             raise
         self.outstanding_tokens += tokens
@@ -179,7 +179,7 @@ class PrefixManager:
         timeout = max(0.0, deadline - time.monotonic())
         done, _ = await asyncio.wait([inflight.done], timeout=timeout)
         if not done:
-            raise DeadlinePassed("the deadline passed while the history was being computed")
+            raise DeadlineError("the deadline passed while the history was being computed")
 
     def _demote(self, lease: Lease) -> None:
         """Copy a prefix to the host tier, when the compute thread has nothing else to do."""
@@ -204,5 +204,5 @@ class PrefixManager:
         seconds = self.estimates.cost.copy_seconds(lease.prefix.nbytes)
         try:
             self.jobs.submit(Kind.COPY, math.inf, seconds, on_done, steps=demotion.steps())
-        except Overloaded as error:
+        except OverloadError as error:
             on_done(None, error)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from slipstream.serving.request_errors import DeadlinePassed, Overloaded
+from slipstream.serving.request_errors import DeadlineError, OverloadError
 
 
 class Kind(IntEnum):
@@ -105,12 +105,12 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a job; a full queue refuses it with `Overloaded`."""
+        """Queue a job; a full queue refuses it with `OverloadError`."""
         with self._wake:
             if self._closing:
-                raise Overloaded("closing")
+                raise OverloadError("closing")
             if len(self._jobs) >= self.max_jobs:
-                raise Overloaded("queue_full")
+                raise OverloadError("queue_full")
             self._order += 1
             job.order = self._order
             self._jobs.append(job)
@@ -125,7 +125,7 @@ class Scheduler:
                 job.deadline, job.expires = min(job.deadline, deadline), max(job.expires, deadline)
 
     def cancel(self, job: Job) -> None:
-        """Remove a job at the next choice; its `done` gets `Overloaded`."""
+        """Remove a job at the next choice; its `done` gets `OverloadError`."""
         with self._wake:
             job.cancelled = True
             self._wake.notify()
@@ -149,7 +149,7 @@ class Scheduler:
             return sum(job.kind == kind for job in self._jobs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the compute thread after its present step; queued jobs get `Overloaded`."""
+        """End the compute thread after its present step; queued jobs get `OverloadError`."""
         with self._wake:
             self._closing = True
             jobs, self._jobs = self._jobs, []
@@ -157,7 +157,7 @@ class Scheduler:
         if self._thread is not None:
             self._thread.join(timeout)
         for job in jobs:
-            job.done(None, Overloaded("closing"))
+            job.done(None, OverloadError("closing"))
 
     # ---- on the compute thread (or step by step in a test) ---------------------------------------
 
@@ -169,10 +169,10 @@ class Scheduler:
             return False
         first = batch[0]
         if first.cancelled:
-            self._finish(first, None, Overloaded("cancelled"))
+            self._finish(first, None, OverloadError("cancelled"))
         elif expired:
             self._finish(
-                first, None, DeadlinePassed("the deadline passed while the request was waiting")
+                first, None, DeadlineError("the deadline passed while the request was waiting")
             )
         elif first.steps is None:
             self._run_requests(batch)

@@ -1,10 +1,10 @@
-"""Tickets: pre-inference hands one out, ranking brings it back, and any router sends the bearer to
-the same instance.
+"""Tickets: pre-inference returns one, ranking sends it back, and it leads to the same instance.
 
-A ticket is opaque text: a small record (who holds the prefix, of which model, which behaviours it
-covers, until when) under a MAC. The user's id is signed along but not written into it, so a ticket
-works for its own user only and tells nothing about them. No router or instance remembers a ticket;
-the secret is all they share.
+A ticket is opaque text: a small record (the instance that holds the prefix, its model version, the
+behaviours of the prefix, the time of expiry) with a MAC. The MAC covers the user's id, but the
+record does not contain it: a ticket works for its own user only and reveals nothing about them. No
+router or instance stores tickets; they share only the secret. Touch this when a ticket carries
+something else.
 """
 
 import base64
@@ -20,8 +20,8 @@ MAX_TICKET_CHARACTERS = 512
 MIN_SECRET_BYTES = 16
 
 
-class TicketRefused(Exception):
-    """A ticket that is not honoured; `code` is `ticket_invalid` or `ticket_expired`."""
+class TicketError(Exception):
+    """A ticket cannot be used; `code` is `ticket_invalid` or `ticket_expired`."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -29,8 +29,9 @@ class TicketRefused(Exception):
 
 
 class Ticket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What a ticket says. Behaviours `[first, end)` of the user, counted from the first one ever
-    stored, are in the prefix.
+    """The content of a ticket: an instance holds the prefix of behaviours `[first, end)`.
+
+    Behaviours are counted from the first one ever stored for the user.
     """
 
     instance: str
@@ -40,8 +41,8 @@ class Ticket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     expires_ms: int
 
 
-class TicketOffice:
-    """Issues and reads the tickets of one secret."""
+class TicketSigner:
+    """Issues and reads tickets under one secret."""
 
     def __init__(
         self, secret: bytes, lifetime: float = 60.0, clock: Callable[[], float] = time.time
@@ -52,42 +53,38 @@ class TicketOffice:
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Ticket)
 
     def issue(self, user: str, instance: str, version: str, first: int, end: int) -> str:
-        """A ticket for behaviours `[first, end)` of `user`, held by `instance`."""
+        """Make the ticket for behaviours `[first, end)` of `user`, held by `instance`."""
         expires_ms = int((self._clock() + self._lifetime) * 1000)
         record = self._encoder.encode(Ticket(instance, version, first, end, expires_ms))
-        return (
-            base64.urlsafe_b64encode(self._mac(record, user) + record).rstrip(b"=").decode("ascii")
-        )
+        sealed = base64.urlsafe_b64encode(self._mac(record, user) + record)
+        return sealed.rstrip(b"=").decode("ascii")
 
     def read(self, text: str, user: str) -> Ticket:
-        """The ticket `text` of `user`; `TicketRefused` when it is forged, another user's, damaged
-        or out of date.
-        """
+        """Read a ticket of `user`; `TicketError` when it is forged, another user's or expired."""
         try:
             if len(text) > MAX_TICKET_CHARACTERS:
                 raise ValueError
             padded = text.encode("ascii") + b"=" * (-len(text) % 4)
             sealed = base64.b64decode(padded, altchars=b"-_", validate=True)
         except (ValueError, binascii.Error) as error:
-            raise TicketRefused(
+            raise TicketError(
                 "ticket_invalid", "the ticket is not one of ours; ask for one at /v1/preinfer"
             ) from error
         mac, record = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(record, user)):
-            raise TicketRefused(
+            raise TicketError(
                 "ticket_invalid",
                 "the ticket was not issued here for this user; ask for one at /v1/preinfer",
             )
         ticket = self._decoder.decode(record)
         if ticket.expires_ms < self._clock() * 1000:
-            raise TicketRefused(
+            raise TicketError(
                 "ticket_expired",
                 "the ticket has expired; ask for a new one at /v1/preinfer, or rank without one",
             )
         return ticket
 
     def _mac(self, record: bytes, user: str) -> bytes:
-        named = user.encode("utf-8", "surrogatepass")
-        return hmac.digest(self._secret, len(record).to_bytes(4, "big") + record + named, "sha256")[
-            :MAC_BYTES
-        ]
+        name = user.encode("utf-8", "surrogatepass")
+        signed = len(record).to_bytes(4, "big") + record + name
+        return hmac.digest(self._secret, signed, "sha256")[:MAC_BYTES]

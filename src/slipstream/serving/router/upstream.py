@@ -1,9 +1,9 @@
-"""The router's connections to one instance: HTTP/1.1 kept alive, parsed by httptools, bytes in and
-bytes out.
+"""The router's connections to one instance: HTTP/1.1 kept alive, bytes in and bytes out.
 
-A general client spends most of a proxied request on objects nobody reads; here a request is one
-write and an answer one callback. The errors say what a router must know before it tries elsewhere:
-was the request surely not carried out, or perhaps?
+A general HTTP client spends most of a proxied request on objects that nobody reads. Here a request
+is one write and an answer is one callback, parsed by httptools. The errors tell a router whether it
+may try another instance: was the request surely not carried out, or perhaps? Touch this when
+requests travel to instances in another way.
 """
 
 import asyncio
@@ -17,19 +17,31 @@ MAX_CONNECTIONS = 512
 MAX_ANSWER_BYTES = 64 * 2**20
 
 
-class NotSent(Exception):
-    """No connection: the instance has not seen the request."""
+class UpstreamError(Exception):
+    """An instance gave no answer. `counter` is the name under which a router counts it."""
+
+    counter = "upstream_errors"
 
 
-class Broken(Exception):
-    """The connection ended after the request was sent: it may or may not have been carried out."""
+class ConnectError(UpstreamError):
+    """There is no connection: the instance has not seen the request."""
+
+    counter = "connect_errors"
 
 
-class Crowded(Exception):
-    """Every connection to this instance is busy."""
+class ConnectionLostError(UpstreamError):
+    """The connection ended after the request was sent: it may have been carried out or not."""
+
+    counter = "connections_lost"
 
 
-class Answer(NamedTuple):
+class PoolFullError(UpstreamError):
+    """All connections to this instance are in use: the instance has not seen the request."""
+
+    counter = "pool_full"
+
+
+class UpstreamAnswer(NamedTuple):
     """An instance's answer as it came."""
 
     status: int
@@ -43,7 +55,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.idle_since = 0.0
-        self._waiting: asyncio.Future[Answer] | None = None
+        self._waiting: asyncio.Future[UpstreamAnswer] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -57,7 +69,7 @@ class _Connection(asyncio.Protocol):
     def open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
-    def ask(self, request: bytes, waiting: "asyncio.Future[Answer]") -> None:
+    def send(self, request: bytes, waiting: "asyncio.Future[UpstreamAnswer]") -> None:
         assert self.transport is not None
         self._waiting = waiting
         self.transport.write(request)
@@ -80,7 +92,7 @@ class _Connection(asyncio.Protocol):
     def _fail(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
-            waiting.set_exception(Broken())
+            waiting.set_exception(ConnectionLostError())
         if self.transport is not None:
             self.transport.abort()
 
@@ -97,7 +109,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        answer = Answer(self._parser.get_status_code(), self._headers, body)
+        answer = UpstreamAnswer(self._parser.get_status_code(), self._headers, body)
         keep = self._parser.should_keep_alive()
         self._headers, self._parts, self._size, self.reusable = [], [], 0, keep
         waiting, self._waiting = self._waiting, None
@@ -113,35 +125,36 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._busy = 0
 
-    async def request(self, request: bytes, seconds: float) -> Answer:
-        """Send whole bytes, return the whole answer; `TimeoutError` after `seconds`."""
+    async def request(self, request: bytes, seconds: float) -> UpstreamAnswer:
+        """Send a whole request, return the whole answer; `TimeoutError` after `seconds`."""
         loop = asyncio.get_running_loop()
         if self._busy >= MAX_CONNECTIONS:
-            raise Crowded
+            raise PoolFullError
         self._busy += 1
         connection: _Connection | None = None
         timer: asyncio.TimerHandle | None = None
-        done = False
+        reusable = False
         try:
             connection = self._take(loop.time()) or await self._connect(loop, seconds)
-            waiting: asyncio.Future[Answer] = loop.create_future()
+            waiting: asyncio.Future[UpstreamAnswer] = loop.create_future()
             timer = loop.call_later(seconds, _expire, waiting)
-            connection.ask(request, waiting)
+            connection.send(request, waiting)
             answer = await waiting
-            done = connection.reusable
+            reusable = connection.reusable
             return answer
         finally:
             self._busy -= 1
             if timer is not None:
                 timer.cancel()
             if connection is not None and connection.transport is not None:
-                if done:
+                if reusable:
                     connection.idle_since = loop.time()
                     self._idle.append(connection)
                 else:
                     connection.transport.abort()
 
     def close(self) -> None:
+        """Close the idle connections."""
         for connection in self._idle:
             if connection.transport is not None:
                 connection.transport.close()
@@ -161,10 +174,10 @@ class Upstream:
             async with asyncio.timeout(min(CONNECT_SECONDS, seconds)):
                 _, connection = await loop.create_connection(_Connection, self.host, self.port)
         except (OSError, TimeoutError) as error:
-            raise NotSent from error
+            raise ConnectError from error
         return connection
 
 
-def _expire(waiting: "asyncio.Future[Answer]") -> None:
+def _expire(waiting: "asyncio.Future[UpstreamAnswer]") -> None:
     if not waiting.done():
         waiting.set_exception(TimeoutError())

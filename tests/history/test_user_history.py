@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from slipstream.history.history import History
+from slipstream.history.user_history import History
 
 
 def history(items, first=0, **actions):

@@ -1,0 +1,59 @@
+"""Memory in pieces: best fit, neighbours merge, nothing is returned twice."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.serving.cache.arena import Arena, Extents
+
+
+def test_neighbours_merge_when_they_are_returned():
+    extents = Extents(1024)
+    a, b, c = (extents.take(256) for _ in range(3))
+    extents.give(b, 256)
+    assert extents.take(512) is None
+    extents.give(c, 256)
+    assert extents.take(768) == 256
+    extents.give(256, 768)
+    extents.give(a, 256)
+    assert (extents.take(1024), extents.used) == (0, 1024)
+
+
+def test_a_piece_returned_twice_is_an_error():
+    extents = Extents(1024)
+    first, second = extents.take(256), extents.take(256)
+    extents.give(second, 256)
+    with pytest.raises(ValueError, match="returned twice"):
+        extents.give(second, 256)
+    extents.give(first, 256)
+
+
+def test_a_stated_piece_is_taken_only_while_it_is_free():
+    extents = Extents(1024)
+    assert extents.take_at(512, 100) and not extents.take_at(512, 64)
+    assert extents.used == 128
+    assert (extents.take(512), extents.take(384), extents.take(1)) == (0, 640, None)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=40))
+def test_pieces_never_overlap_and_all_memory_comes_back(calls):
+    extents, taken = Extents(2048), []
+    for take, size in calls:
+        if take and (offset := extents.take(size)) is not None:
+            taken.append((offset, size))
+        elif not take and taken:
+            extents.give(*taken.pop(size % len(taken)))
+        spans = sorted((offset, offset + Extents.rounded(size)) for offset, size in taken)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        assert extents.used == sum(end - start for start, end in spans)
+    for piece in taken:
+        extents.give(*piece)
+    assert extents.take(2048) == 0
+
+
+def test_a_view_is_the_arenas_own_memory():
+    arena = Arena(256)
+    arena.view(64, 10).fill_(5)
+    assert arena.memory.sum() == 50 and arena.memory[64] == 5

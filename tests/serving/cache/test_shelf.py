@@ -1,0 +1,75 @@
+"""The shelf: payloads outlive the process, incomplete records are dropped, one process a file."""
+
+import pytest
+
+from slipstream.errors import SlipstreamError
+from slipstream.serving.cache.shelf import Shelf
+
+
+def store(shelf: Shelf, name: bytes, fill: int = 0):
+    """Store 1,000 bytes under a user's name."""
+    offset = shelf.take(1000)
+    shelf.payload(offset, 1000).fill_(fill)
+    checksum = shelf.checksum(offset, 1000)
+    who = {"user": name * 16, "digest": name * 16}
+    return shelf.record(offset, 1000, checksum, tokens=1, behaviours=1, **who)
+
+
+def names(shelf: Shelf) -> list[bytes]:
+    """The first letters of the users that are stored, the least recently used first."""
+    records = sorted(shelf.records.values(), key=lambda record: record.order)
+    return [record.user[:1] for record in records]
+
+
+def test_records_and_payloads_are_there_for_the_next_process(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    first = store(shelf, b"a", 7)
+    store(shelf, b"b", 8)
+    shelf.touch(first)
+    shelf.close()
+    again = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    assert names(again) == [b"b", b"a"]
+    record = again.records[b"a" * 16, 1, b"a" * 16]
+    assert not record.verified and again.verify(record)
+    assert (again.payload(record.offset, record.nbytes) == 7).all()
+
+
+def test_a_removed_record_frees_its_bytes_and_its_place(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1024, b"identity", max_records=1)
+    record = store(shelf, b"a")
+    assert shelf.take(1000) is None
+    shelf.remove(record)
+    assert (shelf.extents.used, shelf.records) == (0, {})
+    assert store(shelf, b"b").place == record.place
+
+
+def test_an_open_shelf_is_refused_to_others(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    with pytest.raises(SlipstreamError, match="in use by another instance"):
+        Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    shelf.close()
+    Shelf(tmp_path / "shelf", 1 << 20, b"identity").close()
+
+
+def test_incomplete_records_are_dropped_and_their_room_is_free(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    store(shelf, b"a")
+    store(shelf, b"b")
+    shelf._map[4096 + 20] ^= 1  # a bit of the first record
+    shelf.close()
+    again = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    assert (again.dropped, [key[0][:1] for key in again.records], again.extents.used) == (
+        1,
+        [b"b"],
+        1024,
+    )
+    again.close()
+    assert not Shelf(tmp_path / "shelf", 1 << 20, b"another").records
+
+
+def test_too_little_memory_is_an_error_at_the_start(tmp_path):
+    with pytest.raises(SlipstreamError, match="no room for"):
+        Shelf(tmp_path / "shelf", 1 << 50, b"identity")
+    assert (
+        Shelf(tmp_path / "shelf", 1 << 20, b"identity").path.stat().st_blocks * 512 >= 1 << 20
+    )  # all of it, from the start
