@@ -59,6 +59,7 @@ class Child:
 
     @property
     def settings(self) -> str:
+        """Its settings, as JSON."""
         return self.command[-1]
 
 
@@ -325,7 +326,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the process at `url` says that it is ready."""
+    """Whether the process at `url` answers that it is ready."""
     try:
         with urllib.request.urlopen(f"{url}/readyz", timeout=1.0) as answer:
             return bool(answer.status == 200)

@@ -39,7 +39,7 @@ class Extents:
         return offset
 
     def take_at(self, offset: int, nbytes: int) -> bool:
-        """Take the piece at `offset`, as an index read from a file says; False where not free."""
+        """Take exactly the piece at `offset`; False where it is not free."""
         size = self.rounded(nbytes)
         for at, (start, free) in enumerate(self._free):
             if start <= offset and offset + size <= start + free:

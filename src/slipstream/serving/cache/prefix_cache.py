@@ -4,7 +4,7 @@
                            │                   │
                            └──abandon──▶ absent└──evicted (least recently used first)──▶ absent
 
-An entry may be evicted only when it is READY, nobody holds it and it is not pinned. A pin ends when
+An entry may be evicted only when it is READY, not held and not pinned. A pin ends when
 the entry is acquired or its deadline passes. Bytes in use never exceed the budget. A FILLING entry
 cannot be read, so no request sees half a prefix. A READY entry never changes, except the room after
 it, which the compute thread uses while it ranks. All methods are called from one thread, the
@@ -48,10 +48,12 @@ class Slot:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its memory."""
         return self.buffer.nbytes
 
     @property
     def evictable(self) -> bool:
+        """Whether it is READY, not held and not pinned."""
         return self.state is State.READY and self.holders == 0 and self.pinned_until is None
 
 
@@ -89,6 +91,7 @@ class PrefixCache:
 
     @property
     def budget(self) -> int:
+        """Bytes the entries may use together."""
         return self.arena.nbytes
 
     @property

@@ -1,4 +1,4 @@
-"""A shelf: payloads in shared memory that outlive the process, with a crash-safe table of records.
+"""A shelf: payloads in shared memory that outlive the process, with a table of records.
 
     | header 4 KiB: magic, identity | records, 128 bytes each | payload … |
 

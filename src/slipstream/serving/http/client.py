@@ -72,6 +72,7 @@ class AsyncClient:
     async def preinfer(
         self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
+        """Announce that this user will be ranked soon; the answer has the ticket."""
         return await self._post(
             "/v1/preinfer", m.PreinferRequest(user, history, **more), m.PreinferAnswer
         )
@@ -79,11 +80,13 @@ class AsyncClient:
     async def rank(
         self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
+        """Score candidates for a user."""
         return await self._post(
             "/v1/rank", m.RankRequest(user, candidates, history, **more), m.RankAnswer
         )
 
     async def recommend(self, user: str, count: int = 10, **more: Any) -> m.RecommendAnswer:
+        """Retrieve, filter and rank; the best `count` items."""
         return await self._post(
             "/v1/recommend", m.RecommendRequest(user, count, **more), m.RecommendAnswer
         )
@@ -91,22 +94,27 @@ class AsyncClient:
     async def events(
         self, user: str, items: list[int], timestamps: list[int], **more: Any
     ) -> m.EventsAnswer:
+        """Append behaviours to a user's stored history."""
         return await self._post(
             "/v1/events", m.EventsRequest(user, items, timestamps, **more), m.EventsAnswer
         )
 
     async def user(self, user: str, limit: int = 20) -> m.UserAnswer:
+        """Read what is stored of a user, at most `limit` behaviours."""
         return await self._ask(
             "GET", f"/v1/users/{quote(user, safe='')}?limit={limit}", b"", m.UserAnswer
         )
 
     async def drain(self, instance: str | None = None) -> m.DrainAnswer:
+        """Drain an instance, or the router itself."""
         return await self._post("/admin/drain", m.DrainRequest(instance), m.DrainAnswer)
 
     async def reload(self, version: str | None = None) -> m.ReloadAnswer:
+        """Let every instance open its bundle again."""
         return await self._post("/admin/reload", m.ReloadRequest(version), m.ReloadAnswer)
 
     async def metrics(self) -> str:
+        """The metrics in Prometheus' text format."""
         status, body = await self._raw("GET", "/metrics", b"")
         if status != 200:
             raise _refusal(status, body)
@@ -150,34 +158,43 @@ class Client:
     def preinfer(
         self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
+        """Announce that this user will be ranked soon; the answer has the ticket."""
         return self._run(self._client.preinfer(user, history, **more))
 
     def rank(
         self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
+        """Score candidates for a user."""
         return self._run(self._client.rank(user, candidates, history, **more))
 
     def recommend(self, user: str, count: int = 10, **more: Any) -> m.RecommendAnswer:
+        """Retrieve, filter and rank; the best `count` items."""
         return self._run(self._client.recommend(user, count, **more))
 
     def events(
         self, user: str, items: list[int], timestamps: list[int], **more: Any
     ) -> m.EventsAnswer:
+        """Append behaviours to a user's stored history."""
         return self._run(self._client.events(user, items, timestamps, **more))
 
     def user(self, user: str, limit: int = 20) -> m.UserAnswer:
+        """Read what is stored of a user, at most `limit` behaviours."""
         return self._run(self._client.user(user, limit))
 
     def drain(self, instance: str | None = None) -> m.DrainAnswer:
+        """Drain an instance, or the router itself."""
         return self._run(self._client.drain(instance))
 
     def reload(self, version: str | None = None) -> m.ReloadAnswer:
+        """Let every instance open its bundle again."""
         return self._run(self._client.reload(version))
 
     def metrics(self) -> str:
+        """The metrics in Prometheus' text format."""
         return self._run(self._client.metrics())
 
     def close(self) -> None:
+        """Close all connections."""
         self._run(self._client.close())
         self._runner.close()
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slipstream.history.user_history import History
 from slipstream.history.history_store import HistoryStore
+from slipstream.history.user_history import History
 from slipstream.history.window import PARTS, window_start
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext

@@ -1,6 +1,6 @@
 """The process around an app: its socket, its signals and its orderly end.
 
-SIGTERM, SIGINT or the supervisor's death start the end: the app says that it is not ready, serves
+SIGTERM, SIGINT or the supervisor's death start the end: the app is no longer ready, serves
 for `linger` more seconds so that routers notice, then accepts no connection, finishes the requests
 it has and ends. A second signal does not shorten this. Touch this when processes start or end in
 another way.

@@ -54,7 +54,7 @@ FORWARDED = {
 }
 PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
 ASSUMED_TOKENS = 512  # of a request without a history: the router does not look up stored users
-GRACE_SECONDS = 0.05  # more than the deadline: the instance's own 504 says more than ours
+GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
 SLOW_SECONDS = 0.5  # an instance that does not answer for this long counts as failing
 MAX_MISSED_PROBES = 3  # in a row; then an instance counts as not ready
 _BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
@@ -265,9 +265,11 @@ class Router:
         return {name: getattr(self, name) for name in ("healthz", "readyz", "drain", "reload")}
 
     async def healthz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
+        """Whether the process is alive."""
         return m.HealthAnswer("ok")
 
     async def readyz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
+        """Whether the router takes requests: it is not draining, and an instance is usable."""
         now = time.monotonic()
         if self.draining or not any(i.usable(now) for i in self.balancer.instances):
             raise HttpProblem(
@@ -278,7 +280,7 @@ class Router:
     async def drain(self, request: m.DrainRequest, context: RequestContext) -> m.DrainAnswer:
         """Drain one instance by name, or this router.
 
-        A draining router says that it is not ready, and serves the requests that still come.
+        A draining router is not ready, but it serves the requests that still come.
         """
         if request.instance is None:
             self.draining = True

@@ -1,8 +1,8 @@
 """The router's connections to one instance: HTTP/1.1 kept alive, bytes in and bytes out.
 
-A general HTTP client spends most of a proxied request on objects that nobody reads. Here a request
-is one write and an answer is one callback, parsed by httptools. The errors tell a router whether it
-may try another instance: was the request surely not carried out, or perhaps? Touch this when
+A general HTTP client spends most of its time on objects that a router never reads. Here a request
+is one write and an answer is one callback, parsed by httptools. The errors tell a router whether
+the request was surely not carried out, so that it may try another instance. Touch this when
 requests travel to instances in another way.
 """
 
@@ -67,14 +67,16 @@ class _Connection(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
+        """Whether a request can be sent."""
         return self.transport is not None and not self.transport.is_closing()
 
     def send(self, request: bytes, waiting: "asyncio.Future[UpstreamAnswer]") -> None:
+        """Send a request; `waiting` gets its answer or its error."""
         assert self.transport is not None
         self._waiting = waiting
         self.transport.write(request)
 
-    # asyncio.Protocol
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -96,7 +98,7 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    # httptools
+    # Called by httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
