@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from slipstream._lazy import exporter
 
 if TYPE_CHECKING:
-    from slipstream.history.user_history import History as History
     from slipstream.history.history_store import AppendError as AppendError
     from slipstream.history.history_store import HistoryStore as HistoryStore
     from slipstream.history.history_store import open_history_store as open_history_store
+    from slipstream.history.user_history import History as History
     from slipstream.history.window import window_start as window_start
 
 __all__ = ["AppendError", "History", "HistoryStore", "open_history_store", "window_start"]

@@ -14,13 +14,13 @@ import redis.asyncio as redis
 from redis import exceptions
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.user_history import History
 from slipstream.history.history_store import (
     Records,
     refuse_going_back,
     refuse_other_actions,
     refuse_wrong_count,
 )
+from slipstream.history.user_history import History
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.user_history import History
 from slipstream.history.history_store import (
     Records,
     refuse_going_back,
     refuse_other_actions,
     refuse_wrong_count,
 )
+from slipstream.history.user_history import History
 
 CHUNK = 1_024
 BUSY_SECONDS = 10.0
