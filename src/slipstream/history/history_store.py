@@ -18,7 +18,7 @@ KEEP = 65_536  # behaviours kept per user unless another number is given
 
 
 class AppendError(Exception):
-    """Behaviours that do not continue what is stored; the sentence says why."""
+    """Behaviours that do not continue what is stored; the text gives the cause."""
 
 
 class HistoryStore(Protocol):

@@ -76,6 +76,7 @@ class RedisHistoryStore:
         self._checked = False
 
     async def append(self, user: str, history: History, after: int | None = None) -> int:
+        """Add behaviours; see `HistoryStore.append`."""
         data = self.records.pack(history)
         await self._check()
         earliest = f"{int(history.timestamps[0]) if len(history.timestamps) else INT64_MAX:016x}"
@@ -94,6 +95,7 @@ class RedisHistoryStore:
         return int(value)
 
     async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+        """Return the newest behaviours; see `HistoryStore.read`."""
         await self._check()
         found = await self._read(
             keys=self._keys(user), args=[self.records.width, limit, "" if since is None else since]
@@ -101,6 +103,7 @@ class RedisHistoryStore:
         return None if found is None else self.records.unpack(int(found[0]), found[1])
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._client.aclose()
 
     async def _check(self) -> None:

@@ -65,13 +65,16 @@ class SqliteHistoryStore:
         return connection
 
     async def append(self, user: str, history: History, after: int | None = None) -> int:
+        """Add behaviours; see `HistoryStore.append`."""
         data = self.records.pack(history)
         return await self._run(lambda: self._append(user, history, data, after))
 
     async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+        """Return the newest behaviours; see `HistoryStore.read`."""
         return await self._run(lambda: self._read(user, limit, since))
 
     async def close(self) -> None:
+        """Close the file and end the store's thread."""
         await self._run(self._connection.close)
         self._thread.shutdown()
 

@@ -33,8 +33,8 @@ def test_ids_up_to_the_largest_int64_are_exact(tmp_path):
     assert ids.originals(torch.tensor([1, 2])) == [2**53 + 1, INT64_MAX]
     with pytest.raises(BadRequest, match=str(2**53)):
         ids.rows([2**53])
-    wanted = np.array([INT64_MAX, 6, 5, INT64_MAX - 1])
-    assert ids.contains(wanted).tolist() == [True, False, True, False]
+    sent = np.array([INT64_MAX, 6, 5, INT64_MAX - 1])
+    assert ids.contains(sent).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("values", [[1.5], [True], [2**63], np.array([1.0]), [[1]], ["1"]])

@@ -79,7 +79,7 @@ def test_without_the_key_only_open_paths_answer():
 
 
 def test_a_caller_above_its_rate_is_told_when_to_come_back():
-    gate, _ = app(requests_per_second=0.1, burst=2)
+    gate, _ = app(requests_per_second=0.001, burst=2)
     answers = [post(gate) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[2].content["error"] == "rate_limited"

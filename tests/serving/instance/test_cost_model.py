@@ -24,6 +24,7 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.pass_seconds(512, 1536) > cost.pass_seconds(16, 0) > 0
     assert cost.prefill_seconds(2000) > cost.prefill_seconds(2000, past=1500) > 0
     assert cost.prefill_seconds(100, past=100) == 0
+    cost.clock = lambda: 0.0  # nothing fades
     before, prefill = cost.pass_seconds(100, 0), cost.prefill_seconds(500)
     for _ in range(300):
         predicted = cost.pass_seconds(100, 0)

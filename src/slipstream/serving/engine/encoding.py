@@ -1,7 +1,7 @@
 """Encodes a history (ids, times, actions) as the model reads it (rows, labels, codes).
 
 Touch this when the model reads another column of a behaviour. A history that cannot be encoded is
-the caller's error, and the error says what to send instead.
+the caller's error, whose text names what to send instead.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ class HistoryEncoder:
         }
 
     def encode(self, given: History | None) -> EncodedHistory:
-        """Check a history and look up its rows; a `BadRequest` says what to send instead."""
+        """Check a history and look up its rows; a `BadRequest` names what to send."""
         if given is None:
             given = History([], [])
         rows_T = self.ids.rows(given.items)

@@ -53,6 +53,7 @@ class KVShape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "KVShape":
+        """Return the sizes of a model."""
         return cls(config.blocks, config.heads, config.dqk, config.dv)
 
     @property
@@ -129,6 +130,7 @@ class Prefix:
 
     @property
     def cached_behaviours(self) -> int:
+        """The behaviours whose tokens are in the buffer."""
         return self.behaviours - len(self.held)
 
     @property

@@ -82,7 +82,7 @@ def problem_of(error: Exception) -> HttpProblem:
         case SlipstreamError():
             return HttpProblem(503, "unavailable", str(error))
     log.exception("a request failed unexpectedly", exc_info=error)
-    return HttpProblem(500, "internal", "the server failed on this request; its log says more")
+    return HttpProblem(500, "internal", "the server failed on this request; see its log")
 
 
 def problem_headers(problem: HttpProblem) -> list[tuple[bytes, bytes]]:
@@ -170,7 +170,7 @@ def _too_large(limits: Limits) -> HttpProblem:
 
 
 def read_deadline(scope: Scope, limits: Limits, now: float) -> float:
-    """Return when the answer is due (monotonic time): as the header says, or the default."""
+    """Return when the answer is due (monotonic time): from the header, or the default."""
     given = header(scope, _DEADLINE)
     if given is None:
         return now + limits.deadline_ms / 1000

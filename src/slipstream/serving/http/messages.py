@@ -208,7 +208,7 @@ class ReloadAnswer(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct):
-    """`ok`, or a word that says why not."""
+    """`ok`, or the cause in a word."""
 
     status: str
 

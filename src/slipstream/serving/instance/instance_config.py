@@ -25,7 +25,7 @@ class InstanceConfig:
     host_path: str | Path | None = None
     # Seconds the ranking stage may take: what "at risk" is measured against.
     ranking_budget: float = 0.08
-    # Seconds from a pre-inference signal to its ranking, where the signal does not say.
+    # Seconds from a pre-inference signal to its ranking, unless the signal has its own.
     rank_in: float = 0.1
     pin_grace: float = 1.0  # seconds a prefix is kept beyond the expected ranking
     expected_candidates: int = 100  # candidates of a typical request
@@ -48,7 +48,7 @@ class InstanceConfig:
 class Admission:
     """The answer to a pre-inference signal.
 
-    An admitted one has the reason admitted, device, joined or extended; a refused one says why.
+    The reason of an admitted one is admitted, device, joined or extended.
     """
 
     admitted: bool
