@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from slipstream.history.user_history import History
 from slipstream.history.history_store import HistoryStore, open_history_store
+from slipstream.history.user_history import History
 
 Answer = TypeVar("Answer")
 
