@@ -17,8 +17,9 @@ from benchmarks.chaos.course import Course, Verdict, run_course, supervised
 from benchmarks.chaos.load import Load, Visitor
 from benchmarks.serving.bundle import random_bundle
 from slipstream.bench import harness
-from slipstream.serving.engine.engine import Behaviours, Engine
-from slipstream.serving.http.messages import History
+from slipstream.history.user_history import History
+from slipstream.serving.engine.engine import Engine
+from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.supervisor import DeploymentConfig
 
 FIRST_ID, NUM_ITEMS = 1 << 62, 2_000
@@ -46,8 +47,8 @@ def visitors(engine: Engine, count: int, longest: int, seed: int = 0) -> list[Vi
             name: (rng.random(length) < 0.4).astype(np.float32) for name in ("click", "like")
         }
         candidates = FIRST_ID + rng.permutation(NUM_ITEMS)[:CANDIDATES]
-        expected = engine.rank(None, Behaviours(items, timestamps, actions), candidates)
-        history = History(
+        expected = engine.rank(None, History(items, timestamps, actions), candidates)
+        history = HistoryMessage(
             items.tolist(),
             timestamps.tolist(),
             {name: values.tolist() for name, values in actions.items()},

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from slipstream.serving.http.client import AsyncClient, RefusalError, UnreachableError
-from slipstream.serving.http.messages import History, RankAnswer
+from slipstream.serving.http.messages import HistoryMessage, RankAnswer
 
 Answer = TypeVar("Answer")
 TOLERANCE = 1e-5  # of a score, where it is not equal bit for bit
@@ -22,7 +22,7 @@ class Visitor:
     """A user whose scores are known: `expected` comes from the full pass without any cache."""
 
     user: str
-    history: History
+    history: HistoryMessage
     candidates: list[int]
     expected: Mapping[str, Sequence[float]]
     stored: bool

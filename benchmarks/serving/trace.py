@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from slipstream.serving.engine.engine import Behaviours
+from slipstream.history.user_history import History
 
 PAGE = 6
 SESSION_GAP = 1800.0
@@ -156,7 +156,7 @@ class Histories:
             tasks,
             max_len,
         )
-        self._made: dict[int, Behaviours] = {}
+        self._made: dict[int, History] = {}
         self._short: dict[int, bool] = {}
 
     def length_of(self, user: int, page: int) -> int:
@@ -166,7 +166,7 @@ class Histories:
             short = self._short[user] = bool(np.random.default_rng(user).random() < SHORT_SHARE)
         return min(self.max_len, (SHORT_LENGTH if short else self.length) + PAGE * page)
 
-    def of(self, user: int, page: int) -> Behaviours:
+    def of(self, user: int, page: int) -> History:
         """The history of a user when asking for a page, oldest first."""
         if user not in self._made:
             if len(self._made) > 4096:
@@ -174,7 +174,7 @@ class Histories:
             self._made[user] = self._make(user)
         whole, count = self._made[user], self.length_of(user, page)
         actions = {name: column[:count] for name, column in (whole.actions or {}).items()}
-        return Behaviours(whole.items[:count], whole.timestamps[:count], actions)
+        return History(whole.items[:count], whole.timestamps[:count], actions)
 
     def candidates(self, user: int, page: int, count: int) -> np.ndarray:
         """What retrieval found for a page."""
@@ -182,9 +182,9 @@ class Histories:
             0, self.num_items, count
         )
 
-    def _make(self, user: int) -> Behaviours:
+    def _make(self, user: int) -> History:
         rng = np.random.default_rng(user)
         count = min(self.max_len, self.length + _GROWTH)
         actions = {name: (rng.random(count) < 0.3).astype(np.float32) for name in self.tasks}
         times = 1_600_000_000 + np.cumsum(rng.integers(1, 4000, count))
-        return Behaviours(self.first_id + rng.integers(0, self.num_items, count), times, actions)
+        return History(self.first_id + rng.integers(0, self.num_items, count), times, actions)

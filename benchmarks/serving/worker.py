@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.serving.trace import Histories
 from slipstream.errors import SlipstreamError
 from slipstream.serving.instance.cost_model import CostModel
-from slipstream.serving.instance.instance import Instance, InstanceConfig
+from slipstream.serving.instance.instance import Instance
+from slipstream.serving.instance.instance_config import InstanceConfig
 
 _CHECKED = 12  # answers kept to be compared with the full pass
 

@@ -14,13 +14,13 @@ _OFFERED = {
     "Run": "api",
     "Recipe": "training.recipe",
     "SequenceStore": "data.store",
-    "Behaviours": "serving.engine.items",
     "Engine": "serving.engine.engine",
+    "History": "history.user_history",
     "ops": "ops",
 }
 __all__ = [
-    "Behaviours",
     "Engine",
+    "History",
     "Recipe",
     "Run",
     "SequenceStore",

@@ -1,39 +1,31 @@
-"""The history stores: append only, whole, exact to the last bit of an id, alike in SQLite and
-Redis.
-"""
+"""The history stores: append only, whole, exact to the last bit of an id, alike in both stores."""
 
 import asyncio
-import multiprocessing
-import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+import redis
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import HistoryStore, StoredHistory, open_history_store
-from slipstream.serving.http.messages import AppendRefused
+from slipstream.history.history_store import (
+    AppendError,
+    HistoryStore,
+    Records,
+    open_history_store,
+)
+from tests.support.history_stores import behaviours, run
+from tests.support.serving_fixtures import wait_until
 
 INT64_MAX = 2**63 - 1
 
 
-def behaviours(
-    items: list[int], timestamps: list[int] | None = None, **actions: list[float]
-) -> StoredHistory:
-    times = np.array(timestamps if timestamps is not None else items, dtype=np.int64)
-    return StoredHistory(
-        0,
-        np.array(items, dtype=np.int64),
-        times,
-        {k: np.array(v, dtype=np.float32) for k, v in actions.items()},
-    )
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -58,39 +50,20 @@ def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.02)
+        wait_until(lambda: answers(port), 30)
         yield port
     finally:
         process.terminate()
         process.wait(10)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.system)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:{tmp_path / 'history.db'}"
     port = request.getfixturevalue("redis_port")
-    subprocess.run(
-        [sys.executable, "-c", f"import redis; redis.Redis(port={port}).flushall()"],
-        check=True,
-        timeout=20,
-    )
+    redis.Redis(port=port).flushall()
     return f"redis://127.0.0.1:{port}/0"
-
-
-def run(url: str, work, actions: tuple[str, ...] = ("click", "like"), keep: int = 65_536):
-    async def whole():
-        store = open_history_store(url, actions, keep)
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(whole())
 
 
 def test_what_was_appended_is_read_back_exactly(url: str):
@@ -155,12 +128,12 @@ def test_the_oldest_are_forgotten_and_numbers_stay(url: str):
 def test_time_does_not_go_back_and_nothing_is_appended_twice(url: str):
     async def work(store: HistoryStore):
         await store.append("ann", behaviours([1, 2], [100, 2**40]))
-        with pytest.raises(AppendRefused, match=f"{2**40} is stored already"):
+        with pytest.raises(AppendError, match=f"{2**40} is stored already"):
             await store.append("ann", behaviours([3], [2**40 - 1]))
         assert await store.append("ann", behaviours([3], [2**40]), after=2) == 3
-        with pytest.raises(AppendRefused, match="3 behaviours are stored, not 2"):
+        with pytest.raises(AppendError, match="3 behaviours are stored, not 2"):
             await store.append("ann", behaviours([3], [2**40]), after=2)
-        with pytest.raises(AppendRefused, match="'share' is not one this model knows"):
+        with pytest.raises(AppendError, match="'share' is not one this model knows"):
             await store.append("ann", behaviours([4], [2**41], share=[1.0]))
         return (await store.read("ann", 10)).items.tolist()
 
@@ -190,48 +163,16 @@ def test_a_store_of_other_actions_is_refused(url: str):
         run(url, append, actions=("rating",))
 
 
-def _append_until_killed(url: str, started: "multiprocessing.synchronize.Event") -> None:
-    async def work() -> None:
-        store = open_history_store(url, ())
-        for number in range(10**6):
-            await store.append("ann", behaviours([number] * 10, [number] * 10))
-            if number == 20:
-                started.set()
-
-    asyncio.run(work())
-
-
-def test_a_killed_writer_leaves_whole_appends(tmp_path: Path):
-    url = f"sqlite:{tmp_path / 'history.db'}"
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=_append_until_killed, args=(url, started), daemon=True)
-    process.start()
-    assert started.wait(30)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
-    found = run(url, lambda store: store.read("ann", 10**6), actions=())
-    assert len(found.items) >= 210
-    assert found.items.tolist() == [
-        number for number in range(len(found.items) // 10) for _ in range(10)
-    ]
-
-
-def test_urls_that_name_no_store_are_explained(tmp_path: Path):
+def test_urls_that_name_no_store_are_explained():
     with pytest.raises(SlipstreamError, match="names no history store"):
         open_history_store("mysql://x", ())
-    (tmp_path / "file").write_text(
-        "not a database, but longer than a header of one hundred bytes would be" * 3
-    )
-    with pytest.raises(SlipstreamError, match="cannot be opened"):
-        open_history_store(f"sqlite:{tmp_path / 'file'}", ())
 
 
-def test_a_redis_that_is_not_there_is_named_without_its_password():
-    async def work(store: HistoryStore):
-        await store.read("ann", 1)
-
-    with pytest.raises(SlipstreamError, match="does not answer") as refused:
-        run("redis://user:geheim@127.0.0.1:1/0", work)
-    assert "geheim" not in str(refused.value)
+def test_records_are_packed_in_the_order_of_the_stores_actions():
+    records = Records(("click", "like"))
+    data = records.pack(behaviours([7, 8], [1, 2], like=[0.5, 1.0]))
+    assert len(data) == 2 * records.width == 2 * (8 + 8 + 4 + 4)
+    found = records.unpack(40, data)
+    assert (found.first, found.total, found.items.tolist()) == (40, 42, [7, 8])
+    assert found.actions["click"].tolist() == [0, 0] and found.actions["like"].tolist() == [0.5, 1]
+    assert records.last_time(data) == 2

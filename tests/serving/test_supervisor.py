@@ -15,14 +15,14 @@ import pytest
 from benchmarks.chaos.course import supervised
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http.client import Client
-from slipstream.serving.http.messages import History
+from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.supervisor import Supervisor, make_shelf
 from tests.support.serving_fixtures import KEY, deployment, standin_plan, wait_until
 from tests.support.serving_stand_in import standin_scores
 
 pytestmark = pytest.mark.system
 LONG = 60.0  # seconds
-HISTORY = History(items=[5, 6, 7], timestamps=[10, 20, 30])
+HISTORY = HistoryMessage(items=[5, 6, 7], timestamps=[10, 20, 30])
 EXPECTED = standin_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from slipstream.serving.engine.engine import Engine
-from slipstream.serving.http.messages import History
+from slipstream.serving.http.messages import HistoryMessage
 
 
-def as_message(whole: Any) -> History:
+def as_message(whole: Any) -> HistoryMessage:
     """A history of the engine as a request carries it."""
     actions = {name: values.tolist() for name, values in whole.actions.items()}
-    return History(whole.items.tolist(), whole.timestamps.tolist(), actions)
+    return HistoryMessage(whole.items.tolist(), whole.timestamps.tolist(), actions)
 
 
 def full_pass(engine: Engine, whole: Any, candidates: list[int]) -> dict[str, list[float]]:

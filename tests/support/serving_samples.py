@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving.bundle import random_bundle
-from slipstream.serving.engine.engine import Behaviours, Engine
+from slipstream.history.user_history import History
+from slipstream.serving.engine.engine import Engine
 
 FIRST_ID, ITEMS = (1 << 62) + 5, 300
 CASES = [(kind, bias) for kind in ("hstu", "fuxi") for bias in ("own", "next", "none")] + [
@@ -44,21 +45,19 @@ def engine(
     return Engine(path)
 
 
-def history(count: int, seed: int = 0, age: int = 2) -> Behaviours:
+def history(count: int, seed: int = 0, age: int = 2) -> History:
     rng = np.random.default_rng(seed)
     actions = {
         name: (rng.random(count) < share).astype(np.float32)
         for name, share in (("click", 0.5), ("like", 0.2))
     }
     times = 1_600_000_000 + np.cumsum(rng.integers(1, 5000, count) ** 2 // 100)
-    return Behaviours(FIRST_ID + rng.integers(0, ITEMS, count), times, actions, {"age": age})
+    return History(FIRST_ID + rng.integers(0, ITEMS, count), times, actions, {"age": age})
 
 
-def cut(whole: Behaviours, begin: int, end: int | None = None) -> Behaviours:
-    actions = {name: values[begin:end] for name, values in whole.actions.items()}
-    return replace(
-        whole, items=whole.items[begin:end], timestamps=whole.timestamps[begin:end], actions=actions
-    )
+def cut(whole: History, begin: int, end: int | None = None) -> History:
+    """Behaviours `begin` to `end` as a history of its own."""
+    return replace(whole.part(begin, len(whole) if end is None else end), first=0)
 
 
 def candidates(count: int, seed: int = 9) -> np.ndarray:

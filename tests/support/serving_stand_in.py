@@ -1,8 +1,8 @@
-"""A stand-in instance: the real app, store and tickets around a model that scores by hashing. A
-process of its own, without torch.
+"""A process with a stand-in for `Instance`: the real app, store and tickets, scores by hashing.
 
-Its scores depend on every behaviour and every candidate, so a router that mixes users or loses
-behaviours is found out.
+It runs without torch. Its scores depend on every behaviour and every candidate, so a router that
+mixes users or loses behaviours is found out. Touch this when the service calls another method of
+`Instance`.
 """
 
 import asyncio
@@ -15,32 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.serving.http.instance_app import read_settings, serve_model
+from slipstream.history.user_history import History
+from slipstream.serving.http.instance_app import read_settings, serve_instance
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 NUM_ITEMS = 100_000
 MAX_LEN = 64
 
 
-def standin_behaviours(
-    items: np.ndarray, timestamps: np.ndarray, actions: dict[str, np.ndarray], features: Any
-) -> SimpleNamespace:
-    return SimpleNamespace(
-        items=list(map(int, items)),
-        timestamps=list(map(int, timestamps)),
-        actions=actions,
-        features=features,
-    )
-
-
-def standin_known(_model: object, items: np.ndarray) -> np.ndarray:
-    return items < NUM_ITEMS
-
-
 def standin_scores(
     items: list[int], timestamps: list[int], candidates: list[int], version: str = "v1"
 ) -> list[float]:
-    """What the stand-in answers: the oracle of the tests."""
+    """Return the scores of the stand-in: what the tests expect."""
     history = hashlib.blake2b(repr((version, items, timestamps)).encode(), digest_size=16).digest()
     digests = [
         hashlib.blake2b(history + candidate.to_bytes(8, "big"), digest_size=6).digest()
@@ -49,9 +35,10 @@ def standin_scores(
     return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 
-class StandInModel:
-    """Pre-infers by remembering; takes `rank_ms` for a ranking; refuses users called `full…` and
-    fails on those called `crash…`.
+class StandInInstance:
+    """Remembers what it pre-inferred and takes `rank_ms` for a ranking.
+
+    Refuses users called `full…` and fails on those called `crash…`.
     """
 
     max_len = MAX_LEN
@@ -65,7 +52,7 @@ class StandInModel:
         self._running = 0
         self.closed = False
 
-    async def preinfer(self, user: str, history: Any, *, rank_in: float | None) -> Any:
+    async def preinfer(self, user: str, history: History, *, rank_in: float | None) -> Any:
         self._check(history)
         self._kept.add((user, len(history.items)))
         return SimpleNamespace(admitted=True, reason="", key=None, tokens=len(history.items))
@@ -73,14 +60,14 @@ class StandInModel:
     async def rank(
         self,
         user: str,
-        history: Any,
+        history: History,
         candidates: list[int],
         *,
-        recent: Any,
+        recent: History | None,
         deadline: float,
         allow_truncate: bool,
     ) -> Any:
-        assert not self.closed, "a closed model was asked"
+        assert not self.closed, "a closed instance was used"
         if user.startswith("full"):
             raise OverloadError("queue")
         if user.startswith("crash"):
@@ -95,19 +82,27 @@ class StandInModel:
             self._running -= 1
         if time.monotonic() > deadline:
             raise DeadlineError("too late")
-        items = history.items + (recent.items if recent is not None else [])
-        timestamps = history.timestamps + (recent.timestamps if recent is not None else [])
-        scores = {"score": standin_scores(items, timestamps, candidates, self.version)}
+        whole = history if recent is None else history.then(recent)
+        scores = standin_scores(
+            whole.items.tolist(), whole.timestamps.tolist(), candidates, self.version
+        )
         hit = "device" if (user, len(history.items)) in self._kept else "inline"
-        return SimpleNamespace(scores=scores, hit=hit, truncated=False, version=self.version)
+        return SimpleNamespace(
+            scores={"score": np.array(scores)}, hit=hit, truncated=False, version=self.version
+        )
 
-    async def retrieve(self, history: Any, k: int, *, deadline: float) -> list[tuple[int, float]]:
+    async def retrieve(
+        self, history: History, k: int, *, deadline: float
+    ) -> list[tuple[int, float]]:
         self._check(history)
         scores = standin_scores(
-            history.items, history.timestamps, list(range(k + 10)), self.version
+            history.items.tolist(), history.timestamps.tolist(), list(range(k + 10)), self.version
         )
         order = sorted(range(len(scores)), key=lambda item: -scores[item])[:k]
         return [(item, scores[item]) for item in order]
+
+    def known_items(self, items: np.ndarray) -> np.ndarray:
+        return items < NUM_ITEMS
 
     def stats(self) -> dict[str, float]:
         return {"running": float(self._running), "kept": float(len(self._kept))}
@@ -121,8 +116,8 @@ class StandInModel:
 
     discard = close
 
-    def _check(self, history: Any) -> None:
-        if any(item >= NUM_ITEMS for item in history.items):
+    def _check(self, history: History) -> None:
+        if not self.known_items(history.items).all():
             raise BadRequest("an item is not in this catalogue")
         if len(history.items) > MAX_LEN:
             raise BadRequest("the history is too long")
@@ -130,13 +125,11 @@ class StandInModel:
 
 def main(argument: str) -> None:
     settings = read_settings(argument)
-    serve_model(
-        settings,
-        lambda _current: StandInModel(Path(settings.bundle), **settings.model),
-        ("click",),
-        standin_behaviours,
-        standin_known,
-    )
+
+    def open_instance(_current: object) -> Any:
+        return StandInInstance(Path(settings.bundle), **settings.model)
+
+    serve_instance(settings, open_instance, ("click",))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import pytest
 from benchmarks.chaos.bench import measure, report
 from benchmarks.chaos.course import Course, run_course
 from benchmarks.chaos.load import Failure, Load, Tally, Visitor, largest_difference
-from slipstream.serving.http.messages import History, RankAnswer
+from slipstream.serving.http.messages import HistoryMessage, RankAnswer
 from tests.support.serving_fixtures import KEY, deployment
 from tests.support.serving_stand_in import standin_scores
 
 
 def visitor(number: int, **changes: object) -> Visitor:
-    history = History(list(range(number, number + 5)), [1, 2, 3, 4, 5])
+    history = HistoryMessage(list(range(number, number + 5)), [1, 2, 3, 4, 5])
     expected = {"score": standin_scores(history.items, history.timestamps, [1, 2, 3])}
     return Visitor(
         f"v{number}", history, [1, 2, 3], changes.get("expected", expected), stored=bool(number % 2)
@@ -75,7 +75,7 @@ def test_differences(got: dict[str, list[float]], difference: float):
     assert largest_difference({"a": [1.0, 2.0]}, got) == difference
     tally = Tally()
     tally.check(
-        Visitor("v", History([], []), [1, 2], {"a": [1.0, 2.0]}, False),
+        Visitor("v", HistoryMessage([], []), [1, 2], {"a": [1.0, 2.0]}, False),
         RankAnswer(got, "v", "i", "device", False, 0),
     )
     assert tally.wrong == (difference > 1e-5)

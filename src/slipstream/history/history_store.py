@@ -1,61 +1,42 @@
-"""The history store: each user's behaviours, append only, so that a request may name a user instead
-of carrying a history.
+"""The history store: what each user did, so that a request may name a user and send no history.
 
-A behaviour is a record of fixed width (item, time, one float per action): appending is adding
-bytes, reading the newest `n` is reading the last bytes. Behaviours keep their number for ever:
-`first` is the number of the oldest one still kept. Two homes: `history_store_sqlite` (a file, many
-processes on one machine) and `history_store_redis` (many machines), opened by URL.
+Touch this when the record of a behaviour or the rules of appending change. A behaviour is a record
+of fixed width (item, time, one float per action): appending adds bytes, reading the newest `n`
+reads the last bytes. A behaviour keeps its number for ever; `first` is the number of the oldest one
+still kept. There are two stores, opened by URL: `sqlite_store` (a file, many processes on one
+machine) and `redis_store` (many machines).
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.http.messages import AppendRefused
+from slipstream.history.user_history import History
 
-KEEP = 65_536  # behaviours kept per user unless told otherwise
+KEEP = 65_536  # behaviours kept per user unless another number is given
 
 
-@dataclass(frozen=True)
-class StoredHistory:
-    """Behaviours `[first, total)` of a user, oldest first."""
-
-    first: int
-    items: np.ndarray
-    timestamps: np.ndarray
-    actions: dict[str, np.ndarray]
-
-    @property
-    def total(self) -> int:
-        """Behaviours ever stored for this user."""
-        return self.first + len(self.items)
-
-    def part(self, begin: int, end: int) -> "StoredHistory":
-        """Behaviours `[begin, end)` by their number."""
-        cut = slice(begin - self.first, end - self.first)
-        actions = {name: values[cut] for name, values in self.actions.items()}
-        return StoredHistory(begin, self.items[cut], self.timestamps[cut], actions)
+class AppendError(Exception):
+    """Behaviours that do not continue what is stored; the text gives the cause."""
 
 
 class HistoryStore(Protocol):
-    """What both homes offer. Every call is a coroutine that leaves the event loop free."""
+    """What both stores offer. Every call is a coroutine that leaves the event loop free."""
 
     records: "Records"
 
-    async def append(self, user: str, history: StoredHistory, after: int | None = None) -> int:
-        """Add behaviours, all or none; returns how many there are now. `AppendRefused` where time
-        goes back or `after` is wrong.
+    async def append(self, user: str, history: History, after: int | None = None) -> int:
+        """Add behaviours, all or none, and return how many there are now.
+
+        `AppendError` where time goes back, or where `after` is not the number stored.
         """
 
-    async def read(self, user: str, limit: int, since: int | None = None) -> StoredHistory | None:
-        """The newest `limit` behaviours, or those from number `since` on; None for a user never
-        seen.
-        """
+    async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+        """Return the newest `limit` behaviours, or those from `since` on; None: unknown user."""
 
     async def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class Records:
@@ -68,14 +49,12 @@ class Records:
         )
         self.width = self._type.itemsize
 
-    def pack(self, history: StoredHistory) -> bytes:
-        """Records of a history; an action it does not name counts as 0, one the store does not know
-        is refused.
-        """
+    def pack(self, history: History) -> bytes:
+        """Return a history's records; an absent action counts as 0, an unknown one is refused."""
         unknown = set(history.actions) - set(self.actions)
         if unknown:
             known = ", ".join(self.actions) or "none"
-            raise AppendRefused(
+            raise AppendError(
                 f"action '{min(unknown)}' is not one this model knows ({known}); leave it away"
             )
         table = np.zeros(len(history.items), dtype=self._type)
@@ -84,31 +63,31 @@ class Records:
             table[f"a:{name}"] = values
         return table.tobytes()
 
-    def unpack(self, first: int, data: bytes) -> StoredHistory:
+    def unpack(self, first: int, data: bytes) -> History:
+        """Return the history of records, the oldest of which has the number `first`."""
         table = np.frombuffer(data, dtype=self._type)
         actions = {name: table[f"a:{name}"].copy() for name in self.actions}
-        return StoredHistory(first, table["item"].copy(), table["time"].copy(), actions)
+        return History(table["item"].copy(), table["time"].copy(), actions, first=first)
 
     def last_time(self, data: bytes) -> int:
-        """The time of the last record."""
+        """Return the time of the last record."""
         return int(np.frombuffer(data[-self.width :], dtype=self._type)["time"][0])
 
 
-def refuse_going_back(user_last: int, history: StoredHistory) -> None:
-    """Stored histories only grow forward in time: a late behaviour would change every prefix
-    computed since.
-    """
+def refuse_going_back(user_last: int, history: History) -> None:
+    """Refuse behaviours older than the last stored one: they would change every prefix since."""
     if len(history.timestamps) and int(history.timestamps[0]) < user_last:
         sent = int(history.timestamps[0])
-        raise AppendRefused(
+        raise AppendError(
             f"the first behaviour is from {sent}, but one from {user_last} is stored already; "
             "send them in order"
         )
 
 
 def refuse_wrong_count(total: int, after: int | None) -> None:
+    """Refuse an append whose sender believes that another number is stored."""
     if after is not None and after != total:
-        raise AppendRefused(
+        raise AppendError(
             f"{total} behaviours are stored, not {after}; this request may have been carried out "
             "before"
         )
@@ -130,7 +109,7 @@ def open_history_store(url: str, actions: tuple[str, ...], keep: int = KEEP) -> 
 
 
 def refuse_other_actions(where: str, stored: str, records: Records) -> None:
-    """Records have a fixed width: a store made for other actions cannot be read."""
+    """Refuse a store made for other actions: its records have another width."""
     if stored != "\x1f".join(records.actions):
         names = ", ".join(stored.split("\x1f")) if stored else "none"
         raise SlipstreamError(

@@ -1,20 +1,26 @@
-"""Histories in Redis, for instances on several machines: one string of records per user, appended
-and trimmed by one script.
+"""Histories in Redis, for instances on several machines: one string of records per user.
 
-    {prefix}:h:{user}   records, oldest first          {prefix}:f:{user}   number of the oldest
-                        record kept
+Touch this when the keys in Redis or the scripts that run there change.
+
+    {prefix}:h:{user}   records, oldest first
+    {prefix}:f:{user}   number of the oldest record kept
     {prefix}:actions    the actions this store was made for
 
-The script runs inside Redis, so that check, append and trim are one step for every client. It
-compares times as hexadecimal text: Redis' numbers are doubles and would blur an int64.
+A script runs inside Redis, so that check, append and trim are one step for every client. It
+compares times as hexadecimal text: Redis' numbers are doubles and would round an int64.
 """
 
 import redis.asyncio as redis
 from redis import exceptions
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import Records, StoredHistory, refuse_other_actions
-from slipstream.serving.http.messages import AppendRefused
+from slipstream.history.history_store import (
+    Records,
+    refuse_going_back,
+    refuse_other_actions,
+    refuse_wrong_count,
+)
+from slipstream.history.user_history import History
 
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
@@ -27,7 +33,8 @@ local length = redis.call('STRLEN', KEYS[1])
 local total = first + length / width
 if ARGV[4] ~= '' and tonumber(ARGV[4]) ~= total then return {'count', tostring(total)} end
 if length > 0 then
-  local time = string.reverse(redis.call('GETRANGE', KEYS[1], length - width + 8, length - width + 15))
+  local time = redis.call('GETRANGE', KEYS[1], length - width + 8, length - width + 15)
+  time = string.reverse(time)
   time = string.gsub(time, '.', function(byte) return string.format('%02x', string.byte(byte)) end)
   if ARGV[5] < time then return {'time', time} end
 end
@@ -68,7 +75,8 @@ class RedisHistoryStore:
         )
         self._checked = False
 
-    async def append(self, user: str, history: StoredHistory, after: int | None = None) -> int:
+    async def append(self, user: str, history: History, after: int | None = None) -> int:
+        """Add behaviours; see `HistoryStore.append`."""
         data = self.records.pack(history)
         await self._check()
         earliest = f"{int(history.timestamps[0]) if len(history.timestamps) else INT64_MAX:016x}"
@@ -79,21 +87,15 @@ class RedisHistoryStore:
             "" if after is None else after,
             earliest,
         ]
-        verdict, value = await self._append(keys=self._keys(user), args=arguments)
-        if verdict == b"count":
-            raise AppendRefused(
-                f"{int(float(value))} behaviours are stored, not {after}; this request may have "
-                "been carried out before"
-            )
-        if verdict == b"time":
-            stored, sent = int(value, 16), int(history.timestamps[0])
-            raise AppendRefused(
-                f"the first behaviour is from {sent}, but one from {stored} is stored already; "
-                "send them in order"
-            )
+        outcome, value = await self._append(keys=self._keys(user), args=arguments)
+        if outcome == b"count":
+            refuse_wrong_count(int(float(value)), after)
+        if outcome == b"time":
+            refuse_going_back(int(value, 16), history)
         return int(value)
 
-    async def read(self, user: str, limit: int, since: int | None = None) -> StoredHistory | None:
+    async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+        """Return the newest behaviours; see `HistoryStore.read`."""
         await self._check()
         found = await self._read(
             keys=self._keys(user), args=[self.records.width, limit, "" if since is None else since]
@@ -101,10 +103,11 @@ class RedisHistoryStore:
         return None if found is None else self.records.unpack(int(found[0]), found[1])
 
     async def close(self) -> None:
+        """Close the connection."""
         await self._client.aclose()
 
     async def _check(self) -> None:
-        """Once per process: the store is there and its records are ours."""
+        """Check once per process that the store answers and was made for these actions."""
         if self._checked:
             return
         mine, key = "\x1f".join(self.records.actions), f"{self._prefix}:actions"
@@ -128,5 +131,5 @@ class RedisHistoryStore:
         return [f"{self._prefix}:h:{{{user}}}", f"{self._prefix}:f:{{{user}}}"]
 
     def _place(self) -> str:
-        """The URL without its password."""
+        """Return the URL without its password."""
         return self._url.rsplit("@", 1)[-1]

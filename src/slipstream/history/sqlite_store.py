@@ -1,11 +1,11 @@
-"""Histories in one SQLite file (WAL): the default, shared by all instances of a machine, whole
-after a kill.
+"""Histories in one SQLite file (WAL): the default, shared by all instances of a machine.
 
-    chunks(user, first, records)    blocks of at most CHUNK records; the newest block grows, older
-                                    ones never change
+Touch this when the tables of the file or its transactions change. A killed writer leaves whole
+appends only. All statements run on one thread of the store, so the event loop never waits for the
+disk.
+
+    chunks(user, first, records)    blocks of at most CHUNK records; only the newest block grows
     about(name, value)              the actions this file was made for
-
-All statements run on one thread of the store's own, so the event loop never waits for the disk.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from typing import TypeVar
 from slipstream.errors import SlipstreamError
 from slipstream.history.history_store import (
     Records,
-    StoredHistory,
     refuse_going_back,
     refuse_other_actions,
     refuse_wrong_count,
 )
+from slipstream.history.user_history import History
 
 CHUNK = 1_024
 BUSY_SECONDS = 10.0
@@ -64,21 +64,24 @@ class SqliteHistoryStore:
         refuse_other_actions(str(self._path), stored, self.records)
         return connection
 
-    async def append(self, user: str, history: StoredHistory, after: int | None = None) -> int:
+    async def append(self, user: str, history: History, after: int | None = None) -> int:
+        """Add behaviours; see `HistoryStore.append`."""
         data = self.records.pack(history)
         return await self._run(lambda: self._append(user, history, data, after))
 
-    async def read(self, user: str, limit: int, since: int | None = None) -> StoredHistory | None:
+    async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+        """Return the newest behaviours; see `HistoryStore.read`."""
         return await self._run(lambda: self._read(user, limit, since))
 
     async def close(self) -> None:
+        """Close the file and end the store's thread."""
         await self._run(self._connection.close)
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[], Answer]) -> Answer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _append(self, user: str, history: StoredHistory, data: bytes, after: int | None) -> int:
+    def _append(self, user: str, history: History, data: bytes, after: int | None) -> int:
         connection, width = self._connection, self.records.width
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -113,16 +116,15 @@ class SqliteHistoryStore:
             connection.execute("ROLLBACK")
             raise
 
-    def _read(self, user: str, limit: int, since: int | None) -> StoredHistory | None:
+    def _read(self, user: str, limit: int, since: int | None) -> History | None:
         width = self.records.width
         last = self._connection.execute(
             "SELECT max(first) FROM chunks WHERE user = ?", (user,)
         ).fetchone()[0]
         if last is None:
             return None
-        oldest = (
-            since if since is not None else last - limit
-        )  # the newest chunk may be all but empty
+        # The newest chunk may hold one record only, so count from where it begins.
+        oldest = since if since is not None else last - limit
         rows = self._connection.execute(
             "SELECT first, records FROM chunks WHERE user = ? AND first > ? ORDER BY first",
             (user, oldest - CHUNK),

@@ -1,16 +1,15 @@
-"""A hit, a miss, an extension and a batch give the scores of the full pass: bit for bit where
-attention is ours, else to 1e-5.
+"""A hit, a miss, an extension and a batch give the scores of the full pass.
+
+Bit for bit where attention is ours, else to 1e-5.
 """
 
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
-from slipstream.serving.engine.engine import Behaviours, RankRequest
-from slipstream.serving.engine.items import ItemIds
+from slipstream.history.user_history import History
 from slipstream.serving.engine.prefix import PrefixBuffer
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (
@@ -58,15 +57,13 @@ def test_long_histories(tmp_path, length):
     full = served.rank(None, whole, items)
     prefix = served.prefill(cut(whole, 0, length - 30))
     assert largest_difference(served.rank(prefix, cut(whole, length - 30), items), full) == 0
-    dropped = served.prefill(replace_behaviours(whole, keep=np.r_[0:100, 101 : length - 30]))
+    dropped = served.prefill(select(whole, np.r_[0:100, 101 : length - 30]))
     assert largest_difference(served.rank(dropped, cut(whole, length - 30), items), full) > 1e-6
 
 
-def replace_behaviours(whole, keep):
-    actions = {name: values[keep] for name, values in whole.actions.items()}
-    return replace(
-        whole, items=whole.items[keep], timestamps=whole.timestamps[keep], actions=actions
-    )
+def select(whole, places):
+    actions = {name: values[places] for name, values in whole.actions.items()}
+    return History(whole.items[places], whole.timestamps[places], actions, whole.user_features)
 
 
 def token_replaced(served, prefix):
@@ -104,7 +101,7 @@ def a_time_moved(served, prefix):
 
 def positions_off_by_one(served, prefix):
     whole = history(prefix.behaviours + 5)
-    return served.prefill(replace_behaviours(whole, keep=np.r_[0, 0 : prefix.behaviours - 1]))
+    return served.prefill(select(whole, np.r_[0, 0 : prefix.behaviours - 1]))
 
 
 SPOILERS = [
@@ -159,15 +156,14 @@ def test_swapping_one_candidate_changes_no_other_score(tmp_path, kind, task):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_batch_answers_as_its_requests_alone(tmp_path, task):
     served = engine(tmp_path, task=task)
-    requests, expected = [], []
+    queries, expected = [], []
     for seed, (count, cached) in enumerate([(30, 20), (300, 299), (5, 0), (9, 4), (50, 50)]):
         whole = history(count, seed)
         prefix = served.prefill(cut(whole, 0, cached)) if cached else None
-        requests.append(
-            RankRequest(prefix, cut(whole, cached), candidates(10 + seed), 1_900_000_000)
-        )
-        expected.append(served.rank(None, whole, candidates(10 + seed), request_time=1_900_000_000))
-    for scores, alone in zip(served.rank_batch(requests), expected, strict=True):
+        recent, items = cut(whole, cached), candidates(10 + seed)
+        queries.append(served.make_query(prefix, recent, items, 1_900_000_000))
+        expected.append(served.rank(None, whole, items, request_time=1_900_000_000))
+    for scores, alone in zip(served.rank_batch(queries), expected, strict=True):
         assert largest_difference(scores, alone) <= 1e-6
 
 
@@ -214,42 +210,6 @@ def test_a_past_of_another_history_or_version_is_refused(tmp_path):
         other.prefill(history(50), past=prefix)
 
 
-def test_user_features_and_actions_count(tmp_path):
-    served, whole = engine(tmp_path), history(30)
-    base = served.rank(None, whole, candidates(5))
-    assert (
-        largest_difference(base, served.rank(None, replace(whole, user={"age": 1}), candidates(5)))
-        > 0
-    )
-    clicked = replace(whole, actions=whole.actions | {"click": 1 - whole.actions["click"]})
-    assert largest_difference(base, served.rank(None, clicked, candidates(5))) > 0
-    assert served.encode(whole).digest() != served.encode(replace(whole, user={"age": 1})).digest()
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ({"items": [1]}, "item 1 is not in this bundle's catalogue"),
-        ({"items": [FIRST_ID + 0.5]}, "whole numbers"),
-        ({"items": [2**63]}, "whole numbers"),
-        ({"items": np.array([FIRST_ID], dtype=np.float64)}, "flat list of whole numbers"),
-        ({"items": [True]}, "whole numbers"),
-        ({"timestamps": [1, 2]}, "1 items but 2 timestamps"),
-        ({"timestamps": [1 << 62]}, "within -2"),
-        ({"actions": {"click": [1]}}, "send actions.like"),
-        ({"actions": {"click": [1], "like": [1, 2]}}, "one value per item"),
-        ({"actions": {"click": [float("nan")], "like": [1]}}, "finite"),
-        ({"user": {"age": 4}}, "code from 0 to 3"),
-    ],
-)
-def test_bad_requests_are_told_what_to_send(tmp_path, broken, message):
-    served = engine(tmp_path)
-    good = Behaviours([FIRST_ID], [5], {"click": [1], "like": [0]}, {"age": 1})
-    served.prefill(good)
-    with pytest.raises(BadRequest, match=message):
-        served.prefill(replace(good, **broken))
-
-
 def test_too_long_or_empty_histories_are_refused(tmp_path):
     served, retrieval = engine(tmp_path, max_len=20), engine(tmp_path, task="retrieval")
     with pytest.raises(BadRequest, match="longer than the model's 20"):
@@ -257,17 +217,3 @@ def test_too_long_or_empty_histories_are_refused(tmp_path):
     with pytest.raises(BadRequest, match="at least one behaviour"):
         retrieval.rank(None, None, candidates(1))
     assert served.rank(None, None, candidates(4))["click"].shape == (4,)
-
-
-def test_text_ids(tmp_path):
-    batch = pa.record_batch({"id": pa.array(["a", "b", "ü"])})
-    with (
-        pa.OSFile(str(tmp_path / "items.arrow"), "wb") as sink,
-        pa.ipc.new_file(sink, batch.schema) as writer,
-    ):
-        writer.write_batch(batch)
-    ids = ItemIds(tmp_path / "items.arrow")
-    assert ids.rows(["ü", "a"]).tolist() == [2, 0]
-    assert ids.originals(torch.tensor([1])) == ["b"]
-    with pytest.raises(BadRequest, match="'c'"):
-        ids.rows(["c"])

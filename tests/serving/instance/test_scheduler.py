@@ -1,6 +1,4 @@
-"""Ranking before pre-inference, earliest deadline first, one step at a time; batches only where
-every deadline is still met.
-"""
+"""Ranking first, then by deadline, one step at a time; batches only where all are in time."""
 
 import threading
 import time
@@ -20,7 +18,7 @@ class Clock:
 
 
 class Log:
-    """Jobs that write down what happens to them."""
+    """A scheduler without a thread, and the events of its jobs in order."""
 
     def __init__(self, seconds=None, **settings):
         self.events, self.clock = [], Clock()
@@ -106,22 +104,20 @@ def test_a_stale_preinference_is_dropped_if_it_was_not_begun_and_finished_last_i
     ]
 
 
-def test_a_jam_does_not_take_everybody_down():
-    """Half again more work than there is time for. By deadline alone nearly all of it would be
-    answered, just too late.
-    """
-    log, in_time, asked = Log(max_batch=1), [], 0
+def test_overload_costs_those_who_are_late_and_not_everybody():
+    """There is half again more work than time; by deadline alone nearly all would be late."""
+    log, in_time, sent = Log(max_batch=1), [], 0
     for moment in range(0, 600, 2):
         for _ in range(3):
-            deadline, asked = moment + 10.5, asked + 1
+            deadline, sent = moment + 10.5, sent + 1
 
             def done(result, error, by=deadline):
                 in_time.append(error is None and log.clock.now <= by)
 
-            log.scheduler.submit(Job(Kind.RANK, deadline, 1.0, done, request=asked))
+            log.scheduler.submit(Job(Kind.RANK, deadline, 1.0, done, request=sent))
         while log.clock.now < moment + 2 and log.scheduler.step():
             pass
-    assert sum(in_time) > 0.6 * asked  # two thirds fit
+    assert sum(in_time) > 0.6 * sent  # two thirds fit
 
 
 def test_a_passed_deadline_is_not_begun():
@@ -218,8 +214,8 @@ def test_errors_and_cancellation_reach_their_own_job():
     assert "gone0" not in events
 
 
-def test_a_thread_of_its_own_and_a_close_that_tells_everyone():
-    running, release, told = threading.Event(), threading.Event(), []
+def test_the_thread_ends_and_every_queued_job_gets_an_error():
+    running, release, errors = threading.Event(), threading.Event(), []
     scheduler = Scheduler(lambda requests: requests, lambda requests: 0.0)
     scheduler.start()
 
@@ -229,14 +225,14 @@ def test_a_thread_of_its_own_and_a_close_that_tells_everyone():
         yield
 
     scheduler.submit(
-        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: told.append(e), steps=work())
+        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: errors.append(e), steps=work())
     )
     assert running.wait(10)
     scheduler.submit(
-        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: told.append(e), request="r")
+        Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: errors.append(e), request="r")
     )
     release.set()
     scheduler.close()
     with pytest.raises(OverloadError):
         scheduler.submit(Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: None, request="r"))
-    assert told and not scheduler._thread.is_alive()
+    assert errors and not scheduler._thread.is_alive()

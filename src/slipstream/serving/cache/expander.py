@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Self
 
 from slipstream.serving.cache.shelf import Record, Shelf
+from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
-from slipstream.serving.engine.items import Encoded
 from slipstream.serving.engine.prefix import LAYOUT_VERSION, Prefix, PrefixBuffer, PrefixKey
 
 
@@ -113,7 +113,9 @@ class Expander:
             or (user_name(key.user), key.behaviours, key.digest) in self.shelf.records
         )
 
-    def find(self, user: str, encoded: Encoded, digests: dict[int, bytes]) -> HostLease | None:
+    def find(
+        self, user: str, encoded: EncodedHistory, digests: dict[int, bytes]
+    ) -> HostLease | None:
         """Lease the user's longest entry that is a prefix of this history.
 
         `digests` keeps the digests of the history computed so far, by number of behaviours.
@@ -173,7 +175,7 @@ class Expander:
         """Close the shelf; its entries stay for the next process."""
         self.shelf.close()
 
-    def _lease(self, record: Record, encoded: Encoded) -> HostLease:
+    def _lease(self, record: Record, encoded: EncodedHistory) -> HostLease:
         self.shelf.touch(record)
         buffer = PrefixBuffer(
             self.engine.shape, record.tokens, self.shelf.payload(record.offset, record.nbytes)

@@ -15,8 +15,8 @@ from typing import Any
 
 from slipstream.serving.cache.expander import Expander, HostLease
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache, Slot, State
+from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import SUFFIX_ROOM, Engine
-from slipstream.serving.engine.items import Encoded
 from slipstream.serving.engine.prefix import PrefixKey
 from slipstream.serving.instance.cost_model import CostModel
 
@@ -24,7 +24,7 @@ from slipstream.serving.instance.cost_model import CostModel
 class PrefixRequest:
     """An encoded history whose prefix a request needs; digests are computed once, when needed."""
 
-    def __init__(self, engine: Engine, user: str, encoded: Encoded) -> None:
+    def __init__(self, engine: Engine, user: str, encoded: EncodedHistory) -> None:
         self.user, self.encoded = user, encoded
         self.digests: dict[int, bytes] = {}
         self.key = PrefixKey(engine.version, user, len(encoded), self.digest(len(encoded)))

@@ -1,24 +1,26 @@
-"""The engine: a bundle that answers. No HTTP, no threads, no policy.
+"""The engine: a bundle that prefills, ranks and retrieves. No HTTP, no threads, no policy.
 
     engine = Engine("bundles/ml-1m")
     prefix = engine.prefill(history)                    # early, while retrieval runs
     scores = engine.rank(prefix, recent, candidates)    # late, exact: the scores of the full pass
 
-`rank(None, …)` is that full pass: the whole history in one go, no cache. A prefix grows by
+`rank(None, ...)` is that full pass: the whole history at once, no cache. A prefix grows by
 `prefill(longer_history, past=prefix)`, which computes only the new behaviours. Candidates see the
-history and themselves, so they are scored in tiles of any size.
+history and themselves, so they are scored in tiles of any size. Touch this when scores are computed
+in another way; the order of work on a server is in serving/instance.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from slipstream.bundle import Bundle, read_bundle
+from slipstream.history.user_history import History
 from slipstream.models.backbone import KV
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
@@ -26,12 +28,11 @@ from slipstream.models.jagged import offsets_from_lengths
 from slipstream.models.model_config import ModelConfig
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
-from slipstream.serving.engine.items import Behaviours, Encoded, Encoder, ItemIds, whole_numbers
+from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder
+from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
 from slipstream.serving.request_errors import BadRequest
-
-__all__ = ["Behaviours", "Engine", "RankRequest"]
 
 CANDIDATE_TILE = 256  # candidates scored at once
 CATALOGUE_TILE = 65_536  # catalogue rows compared at once
@@ -41,28 +42,17 @@ SUFFIX_ROOM = 320  # tokens a ranking request may append to a prefix without cop
 Scores = dict[str, np.ndarray]
 
 
-class RankRequest(NamedTuple):
-    """One request of `rank_batch`, as the arguments of `rank`."""
-
-    prefix: Prefix | None
-    recent: Behaviours | None
-    candidates: Any
-    request_time: int | None = None
-
-
 @dataclass(frozen=True)
 class RankQuery:
-    """A request in the model's terms: what stands before, what is new, which rows to score, and
-    when it is asked.
-    """
+    """A checked ranking request: cached past, new behaviours, rows to score, time of request."""
 
     past: Prefix | None
-    new: Encoded
+    new: EncodedHistory
     candidates_C: torch.Tensor
     request_time: int
 
     def with_candidates(self, rows_C: torch.Tensor) -> "RankQuery":
-        """The same question about other rows of the catalogue."""
+        """Return the same query for other rows of the catalogue."""
         return replace(self, candidates_C=rows_C)
 
 
@@ -79,7 +69,7 @@ class Engine:
         self.config = ModelConfig.model_validate(recipe["model"])
         self.max_len = self.config.max_len
         self.items = ItemIds(bundle.items_path)
-        self.encoder = Encoder(
+        self.encoder = HistoryEncoder(
             self.items, action_tasks if self.task == "ranking" else {}, sizes["user_cardinalities"]
         )
         self.model = build_model(
@@ -105,34 +95,30 @@ class Engine:
     # ---- sizes -----------------------------------------------------------------------------------
 
     def cached_behaviours(self, behaviours: int) -> int:
-        """How many of a history's behaviours its prefix caches: all but those held back, none of a
-        very short one.
-        """
+        """Return how many behaviours a prefix caches: all but the held ones; none of a few."""
         return behaviours - self.hold if behaviours >= 2 * self.hold else 0
 
     def tokens_of(self, behaviours: int) -> int:
-        """Tokens of the first so many behaviours, the user's own included."""
+        """Return the tokens of so many first behaviours, those of the user features included."""
         return self.user_tokens + self.tokens_per_behaviour * behaviours if behaviours else 0
 
     def cached_tokens(self, behaviours: int) -> int:
-        """Tokens the prefix of a history of so many behaviours caches."""
+        """Return the tokens that the prefix of so many behaviours caches."""
         return self.tokens_of(self.cached_behaviours(behaviours))
 
     def prefix_bytes(self, behaviours: int, room: int = SUFFIX_ROOM) -> int:
-        """Bytes of the buffer of a prefix of so many behaviours."""
+        """Return the bytes of the buffer of a prefix of so many behaviours."""
         return self.shape.nbytes(self.cached_tokens(behaviours) + room)
 
-    # ---- verbs -----------------------------------------------------------------------------------
+    # ---- prefill, rank, retrieve -----------------------------------------------------------------
 
-    def encode(self, behaviours: Behaviours | Encoded | None) -> Encoded:
-        """Behaviours in the model's terms (already encoded ones pass)."""
-        return behaviours if isinstance(behaviours, Encoded) else self.encoder.encode(behaviours)
+    def encode(self, history: History | EncodedHistory | None) -> EncodedHistory:
+        """Encode a history; an encoded one is returned as it is."""
+        return history if isinstance(history, EncodedHistory) else self.encoder.encode(history)
 
     @torch.inference_mode()
-    def prefill(self, history: Behaviours | Encoded, past: Prefix | None = None) -> Prefix:
-        """The prefix of a whole history. With `past`, a prefix of the same history, only what it
-        lacks is computed.
-        """
+    def prefill(self, history: History | EncodedHistory, past: Prefix | None = None) -> Prefix:
+        """Compute the prefix of a history; with a shorter one as `past`, only what is missing."""
         encoded = self.encode(history)
         buffer = PrefixBuffer(self.shape, self.cached_tokens(len(encoded)) + SUFFIX_ROOM)
         for _ in self.prefill_steps(encoded, buffer, past):
@@ -140,9 +126,9 @@ class Engine:
         return self.prefix_of(encoded, buffer)
 
     def prefix_of(
-        self, encoded: Encoded, buffer: PrefixBuffer, digest: bytes | None = None
+        self, encoded: EncodedHistory, buffer: PrefixBuffer, digest: bytes | None = None
     ) -> Prefix:
-        """The prefix whose steps have all run into `buffer`."""
+        """Return the prefix of a history whose steps have all run into `buffer`."""
         held = encoded.part(self.cached_behaviours(len(encoded)))
         tokens = self.cached_tokens(len(encoded))
         return Prefix(self.version, len(encoded), digest or encoded.digest(), tokens, held, buffer)
@@ -150,20 +136,21 @@ class Engine:
     @torch.inference_mode()
     def prefill_steps(
         self,
-        encoded: Encoded,
+        encoded: EncodedHistory,
         buffer: PrefixBuffer,
         past: Prefix | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> Iterator[int]:
-        """Fills `buffer` with a history's prefix; yields, after every chunk of every layer, the
-        tokens this chunk ends at.
+        """Fill `buffer` with a history's prefix, one chunk through one layer at a time.
+
+        Each step yields the tokens its chunk ends at.
         """
         self.check_length(len(encoded))
         at, end = 0, self.cached_behaviours(len(encoded))
         if past is not None:
             self._check_past(encoded, past)
             at = past.cached_behaviours
-            if at < end:  # never fewer rows than round as in the full pass
+            if at < end:  # fewer rows than this could round differently from the full pass
                 at = min(at, max(0, end - self.hold))
             for layer in range(self.shape.layers if at else 0):
                 buffer.copy_layer(past.buffer, self.tokens_of(at), layer)
@@ -172,7 +159,7 @@ class Engine:
         while at < end:
             stop = end if end - at < chunk + self.hold else at + chunk
             piece = RankQuery(
-                None, encoded.part(at, stop), _NOTHING, self._time_after(encoded, stop)
+                None, encoded.part(at, stop), _NO_ROWS, self._time_after(encoded, stop)
             )
             for _ in layer_steps(
                 self.model, self._stream([piece], bool(at)), buffer, self.tokens_of(at), fill=True
@@ -184,59 +171,45 @@ class Engine:
     def rank(
         self,
         prefix: Prefix | None,
-        recent: Behaviours | Encoded | None,
+        recent: History | EncodedHistory | None,
         candidates: Any,
         *,
         request_time: int | None = None,
     ) -> Scores:
-        """Scores of every candidate for every task, given the prefix's history followed by
-        `recent`; exact with any prefix.
+        """Score every candidate for every task, after the prefix's history and `recent`.
 
-        Ranking bundles answer with probabilities, retrieval bundles with one similarity called
-        "score".
+        The scores are exact with any prefix. Ranking bundles give probabilities, retrieval bundles
+        one similarity called "score".
         """
-        return self._answer(self.question(prefix, recent, candidates, request_time))
+        return self._rank_one(self.make_query(prefix, recent, candidates, request_time))
 
     @torch.inference_mode()
-    def rank_batch(self, requests: Sequence[RankRequest]) -> list[Scores]:
-        """`rank` for several requests in one pass over all their tokens."""
-        return self.answer([self.question(*request) for request in requests])
-
-    @torch.inference_mode()
-    def answer(self, questions: Sequence[RankQuery]) -> list[Scores]:
-        """Checked requests (see `question`): one alone works inside its prefix's buffer, several
-        share a pass.
-        """
-        if len(questions) == 1:
-            return [self._answer(questions[0])]
-        answers: list[Scores] = [{} for _ in questions]
+    def rank_batch(self, queries: Sequence[RankQuery]) -> list[Scores]:
+        """Score each query as `rank` would; several share one pass over all their tokens."""
+        if len(queries) == 1:
+            return [self._rank_one(queries[0])]
+        results: list[Scores] = [{} for _ in queries]
         for with_past in (False, True):
-            places = [
-                i
-                for i, question in enumerate(questions)
-                if (question.past is not None) == with_past
-            ]
-            for place, scores in zip(
-                places,
-                self._full_pass([questions[i] for i in places]) if places else [],
-                strict=True,
-            ):
-                answers[place] = scores
-        return answers
+            places = [i for i, query in enumerate(queries) if (query.past is not None) == with_past]
+            if places:
+                found = self._full_pass([queries[i] for i in places])
+                for place, scores in zip(places, found, strict=True):
+                    results[place] = scores
+        return results
 
     @torch.inference_mode()
     def retrieve(
         self,
-        history: Behaviours | Encoded,
+        history: History | EncodedHistory,
         k: int,
         *,
         request_time: int | None = None,
         exclude_seen: bool = True,
     ) -> tuple[list[int] | list[str], list[float]]:
-        """The `k` best items of the whole catalogue, best first, exactly: ties by row. What the
-        history holds is left out.
+        """Return the exact `k` best items of the catalogue, best first, ties by row.
 
-        A ranking bundle orders the catalogue by its first task.
+        Items of the history are left out unless `exclude_seen` is off. A ranking bundle orders the
+        catalogue by its first task.
         """
         encoded = self.encode(history)
         if k < 1:
@@ -254,28 +227,26 @@ class Engine:
         return self.items.originals(best_rows[kept]), best_values[kept].tolist()
 
     @torch.inference_mode()
-    def bare_pass(
-        self, behaviours: Encoded, buffer: PrefixBuffer, past_tokens: int, *, fill: bool
+    def run_pass(
+        self, behaviours: EncodedHistory, buffer: PrefixBuffer, past_tokens: int, *, fill: bool
     ) -> None:
-        """One pass of these behaviours behind whatever the buffer holds (with `fill` as in a
-        prefill), to measure what it costs.
-        """
-        piece = RankQuery(None, behaviours, _NOTHING, self._time_after(behaviours, len(behaviours)))
+        """Run one pass behind what the buffer holds (`fill`: as in a prefill), to time it."""
+        piece = RankQuery(None, behaviours, _NO_ROWS, self._time_after(behaviours, len(behaviours)))
         for _ in layer_steps(
             self.model, self._stream([piece], True), buffer, past_tokens, fill=fill
         ):
             pass
 
-    # ---- in the model's terms --------------------------------------------------------------------
+    # ---- queries and passes ----------------------------------------------------------------------
 
-    def question(
+    def make_query(
         self,
         prefix: Prefix | None,
-        recent: Behaviours | Encoded | None,
+        recent: History | EncodedHistory | None,
         candidates: Any,
-        request_time: int | None,
+        request_time: int | None = None,
     ) -> RankQuery:
-        """A checked request."""
+        """Check a request and return it as the model reads it."""
         new = self.encode(recent)
         if prefix is not None:
             if prefix.version != self.version:
@@ -301,14 +272,14 @@ class Engine:
         )
 
     def check_length(self, behaviours: int) -> None:
-        """A history the model was not made for is refused rather than cut in secret."""
+        """Refuse a history longer than the model; the engine never cuts one silently."""
         if behaviours > self.max_len:
             raise BadRequest(
                 f"a history of {behaviours} behaviours is longer than the model's {self.max_len}; "
                 "send the most recent"
             )
 
-    def _check_past(self, encoded: Encoded, past: Prefix) -> None:
+    def _check_past(self, encoded: EncodedHistory, past: Prefix) -> None:
         if past.version != self.version:
             raise ValueError(
                 f"a prefix of version {past.version} cannot serve version {self.version}"
@@ -317,21 +288,19 @@ class Engine:
             raise ValueError("the past is not a prefix of this history; prefill without it")
 
     @staticmethod
-    def _time_after(encoded: Encoded, at: int) -> int:
-        """When what follows behaviour `at - 1` happens, as far as known: the next behaviour's time,
-        else the last one's.
-        """
+    def _time_after(encoded: EncodedHistory, at: int) -> int:
+        """Return the time of what follows behaviour `at - 1`, or the last time there is."""
         if not len(encoded):
             return 0
         return int(encoded.timestamps_T[min(at, len(encoded) - 1)])
 
-    def _stream(self, questions: Sequence[RankQuery], has_past: bool) -> Stream:
-        """The token stream of new behaviours and candidates, one sequence per question."""
-        counts_B = torch.tensor([q.candidates_C.numel() for q in questions])
-        lengths_B = torch.tensor([len(q.new) for q in questions]) + counts_B
-        rows_T = torch.cat([part for q in questions for part in (q.new.rows_T, q.candidates_C)])
+    def _stream(self, queries: Sequence[RankQuery], has_past: bool) -> Stream:
+        """Return the token stream of new behaviours and candidates, one sequence per query."""
+        counts_B = torch.tensor([q.candidates_C.numel() for q in queries])
+        lengths_B = torch.tensor([len(q.new) for q in queries]) + counts_B
+        rows_T = torch.cat([part for q in queries for part in (q.new.rows_T, q.candidates_C)])
         times, next_times, labels = [], [], []
-        for q in questions:
+        for q in queries:
             now_C = q.new.timestamps_T.new_full((q.candidates_C.numel(),), q.request_time)
             times += [q.new.timestamps_T, now_C]
             next_times += [
@@ -349,7 +318,9 @@ class Engine:
             if name.startswith("item")
         }
         for name in self.model.user_names:
-            codes_B = torch.tensor([q.new.user[name.removeprefix("user.")] for q in questions])
+            codes_B = torch.tensor(
+                [q.new.user_features[name.removeprefix("user.")] for q in queries]
+            )
             rows[name] = self._tables[name][codes_B]
         given = ModelInput(
             rows=rows,
@@ -365,67 +336,58 @@ class Engine:
     def _keys(self, table: str, rows_T: torch.Tensor) -> torch.Tensor:
         return rows_T if table == "item" else self._codes[table.removeprefix("item.")][rows_T]
 
-    def _answer(self, question: RankQuery) -> Scores:
+    def _rank_one(self, query: RankQuery) -> Scores:
         if self.task == "retrieval":
-            return self._similarity(self._query_D(question), question.candidates_C)
-        return (
-            self._full_pass([question])[0] if question.past is None else self._from_prefix(question)
-        )
+            return self._similarity(self._query_vector_D(query), query.candidates_C)
+        return self._full_pass([query])[0] if query.past is None else self._from_prefix(query)
 
-    def _query_D(self, q: RankQuery) -> torch.Tensor:
-        """Retrieval: what the last behaviour asks the catalogue."""
-        stream = self._stream(
-            [RankQuery(q.past, q.new, _NOTHING, q.request_time)], q.past is not None
-        )
+    def _query_vector_D(self, q: RankQuery) -> torch.Tensor:
+        """Return a retrieval bundle's query vector: the last behaviour's direction."""
+        stream = self._stream([q.with_candidates(_NO_ROWS)], q.past is not None)
         if q.past is None:
             hidden_SD, _ = self.model.backbone(stream.x_SD, stream.layout)
             return self._directions(stream.behaviours(hidden_SD)[-1])
-        buffer, _ = self._roomy(q.past, len(q.new), 0)
+        buffer, _ = self._buffer_for(q.past, len(q.new), 0)
         return self._directions(run_layers(self.model, stream, buffer, q.past.tokens)[-1])
 
-    def _full_pass(self, questions: Sequence[RankQuery]) -> list[Scores]:
-        """Plain forward of the model over all questions at once, all of them with a past or none."""
-        asked = [
-            q if self.task == "ranking" else RankQuery(q.past, q.new, _NOTHING, q.request_time)
-            for q in questions
-        ]
-        has_past = questions[0].past is not None
-        stream = self._stream(asked, has_past)
-        past = _joined_past([q.past for q in asked if q.past is not None]) if has_past else None
+    def _full_pass(self, queries: Sequence[RankQuery]) -> list[Scores]:
+        """Run the model's plain forward over all queries; either all have a past or none has."""
+        ranking, has_past = self.task == "ranking", queries[0].past is not None
+        streamed = [q if ranking else q.with_candidates(_NO_ROWS) for q in queries]
+        stream = self._stream(streamed, has_past)
+        past = _concatenate([q.past for q in queries if q.past is not None]) if has_past else None
         hidden_SD, _ = self.model.backbone(stream.x_SD, stream.layout, past)
         hidden_TD = stream.behaviours(hidden_SD)
-        ends = torch.tensor([len(q.new) + q.candidates_C.numel() for q in asked]).cumsum(0).tolist()
+        lengths = [len(q.new) + q.candidates_C.numel() for q in streamed]
+        ends = torch.tensor(lengths).cumsum(0).tolist()
         if self.task == "retrieval":
             queries_BD = self._directions(hidden_TD[torch.tensor(ends) - 1])
             return [
                 self._similarity(query_D, q.candidates_C)
-                for query_D, q in zip(queries_BD, questions, strict=True)
+                for query_D, q in zip(queries_BD, queries, strict=True)
             ]
         return [
             self._probabilities(hidden_TD[end - q.candidates_C.numel() : end])
-            for end, q in zip(ends, questions, strict=True)
+            for end, q in zip(ends, queries, strict=True)
         ]
 
-    def _roomy(self, past: Prefix, behaviours: int, candidates: int) -> tuple[PrefixBuffer, int]:
-        """A buffer that begins with the prefix and has room behind `behaviours` more, and how many
-        candidates fit there.
-        """
+    def _buffer_for(
+        self, past: Prefix, behaviours: int, candidates: int
+    ) -> tuple[PrefixBuffer, int]:
+        """Return a buffer with the prefix and room behind it, and how many candidates fit there."""
         tokens = past.tokens + self.tokens_per_behaviour * behaviours
         if past.buffer.capacity >= tokens + min(candidates, MIN_ROWS):
             return past.buffer, past.buffer.capacity - tokens
-        larger = PrefixBuffer(
-            self.shape, tokens + candidates
-        )  # many recent behaviours: work in a copy
+        # Many recent behaviours: work in a copy.
+        larger = PrefixBuffer(self.shape, tokens + candidates)
         larger.copy_tokens(past.buffer, past.tokens)
         return larger, candidates
 
     def _from_prefix(self, q: RankQuery) -> Scores:
-        """Ranking: the suffix behind the prefix, in its own buffer; candidates in tiles behind the
-        suffix.
-        """
+        """Rank behind a prefix, in its own buffer: the new behaviours, then candidates in tiles."""
         assert q.past is not None
-        buffer, room = self._roomy(q.past, len(q.new), CANDIDATE_TILE)
-        tiles = q.candidates_C.split(max(MIN_ROWS, min(CANDIDATE_TILE, room)))
+        buffer, room = self._buffer_for(q.past, len(q.new), CANDIDATE_TILE)
+        tiles = torch.split(q.candidates_C, max(MIN_ROWS, min(CANDIDATE_TILE, room)))
         first = q.with_candidates(tiles[0])
         hidden_TD = run_layers(self.model, self._stream([first], True), buffer, q.past.tokens)
         parts = [hidden_TD[len(q.new) :]]
@@ -433,11 +395,8 @@ class Engine:
         for rows_C in tiles[1:]:
             padded_C = torch.cat([rows_C, rows_C[:1].expand(max(0, MIN_ROWS - rows_C.numel()))])
             later = RankQuery(q.past, nothing, padded_C, q.request_time)
-            parts.append(
-                run_layers(self.model, self._stream([later], True), buffer, tokens)[
-                    : rows_C.numel()
-                ]
-            )
+            hidden_CD = run_layers(self.model, self._stream([later], True), buffer, tokens)
+            parts.append(hidden_CD[: rows_C.numel()])
         return self._probabilities(torch.cat(parts))
 
     def _probabilities(self, hidden_CD: torch.Tensor) -> Scores:
@@ -456,26 +415,26 @@ class Engine:
         return torch.nn.functional.normalize(x, dim=-1, eps=1e-6) if self._normalize else x
 
     def _catalogue_scores(
-        self, encoded: Encoded, request_time: int | None
+        self, encoded: EncodedHistory, request_time: int | None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows and scores of the catalogue, tile by tile."""
+        """Yield rows and scores of the whole catalogue, tile by tile."""
         rows_N = torch.arange(len(self.items))
-        question = self.question(self.prefill(encoded), None, [], request_time)
+        query = self.make_query(self.prefill(encoded), None, [], request_time)
         if self._catalogue_ND is None:
-            for rows_C in rows_N.split(CANDIDATE_TILE):
-                scores = self._answer(question.with_candidates(rows_C))
+            for rows_C in torch.split(rows_N, CANDIDATE_TILE):
+                scores = self._rank_one(query.with_candidates(rows_C))
                 yield rows_C, torch.from_numpy(scores[self.tasks[0]])
             return
-        query_D = self._query_D(question)
-        for rows_C in rows_N.split(CATALOGUE_TILE):
+        query_D = self._query_vector_D(query)
+        for rows_C in torch.split(rows_N, CATALOGUE_TILE):
             yield rows_C, self._catalogue_ND[rows_C[0] : rows_C[-1] + 1] @ query_D
 
 
-_NOTHING = torch.empty(0, dtype=torch.int64)
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
-def _joined_past(prefixes: Sequence[Prefix]) -> list[KV]:
-    """Several prefixes' keys and values laid end to end, as the model takes them."""
+def _concatenate(prefixes: Sequence[Prefix]) -> list[KV]:
+    """Return several prefixes' keys and values end to end, as the model takes them."""
     offsets_B1 = offsets_from_lengths(torch.tensor([prefix.tokens for prefix in prefixes]))
     pasts = [prefix.past() for prefix in prefixes]
     times_S = torch.cat([past[0].timestamps_S for past in pasts])

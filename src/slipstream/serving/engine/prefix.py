@@ -1,18 +1,17 @@
-"""A prefix: the keys and values of a user's history, ready to be ranked against, and the memory
-they lie in.
+"""A prefix: the cached keys and values of a user's history, and the memory they lie in.
 
 Its key is (model version, user, number of behaviours, digest of them, layout version): a prefix is
 exact or it is not reused.
 
-    buffer   | times | layer 0 keys | layer 0 values | layer 1 keys | …      each with room for
-             `capacity` tokens
+    buffer   | times | layer 0 keys | layer 0 values | layer 1 keys | ...   `capacity` tokens each
     tokens   |<---- cached ---->|<- room: what a ranking request appends ->|
 
 A ranking request writes its own tokens (recent behaviours, candidates) behind the cached ones,
-where attention wants them, so nothing of the prefix is copied. The last `hold` behaviours of a
-history are never cached but kept as behaviours and computed again with what follows: a token that
-looks back from the next one's time is not final yet, and with eight or more new rows the matrix
-products round as in the full pass, so a hit equals it bit for bit.
+where attention reads them, so nothing of the prefix is copied. The last `hold` behaviours of a
+history are not cached; they are kept as behaviours and computed again with what follows. A token
+that looks back from the next one's time is not final yet, and with eight or more new rows the
+matrix products round as in the full pass, so a hit equals it bit for bit. Touch this when the
+layout of a prefix changes, and raise LAYOUT_VERSION then.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 
 from slipstream.models.backbone import KV
 from slipstream.models.model_config import ModelConfig
-from slipstream.serving.engine.items import Encoded
+from slipstream.serving.engine.encoding import EncodedHistory
 
 LAYOUT_VERSION = 1
 MIN_ROWS = 8  # rows below which a matrix product may round differently
@@ -54,15 +53,16 @@ class KVShape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "KVShape":
+        """Return the sizes of a model."""
         return cls(config.blocks, config.heads, config.dqk, config.dv)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes one more token costs."""
+        """The bytes of one more token."""
         return 8 + 4 * self.layers * self.heads * (self.dqk + self.dv)
 
     def nbytes(self, capacity: int) -> int:
-        """Bytes of a buffer for `capacity` tokens, alignment included."""
+        """Return the bytes of a buffer for `capacity` tokens, alignment included."""
         per_layer = _aligned(4 * capacity * self.heads * self.dqk) + _aligned(
             4 * capacity * self.heads * self.dv
         )
@@ -70,14 +70,10 @@ class KVShape:
 
 
 class PrefixBuffer:
-    """Memory for up to `capacity` tokens of one sequence: times, and per layer keys and values in
-    the layout attention reads.
-    """
+    """Memory for `capacity` tokens of one sequence: times, and keys and values of every layer."""
 
     def __init__(self, shape: KVShape, capacity: int, memory: torch.Tensor | None = None) -> None:
-        """`memory` is a flat uint8 tensor of at least `shape.nbytes(capacity)`, 64-byte aligned;
-        None: memory of its own.
-        """
+        """Lay the buffer out in `memory`: flat uint8, 64-byte aligned; None allocates it."""
         needed = shape.nbytes(capacity)
         if memory is None:
             memory = torch.empty(needed, dtype=torch.uint8)
@@ -99,19 +95,19 @@ class PrefixBuffer:
                 at += _aligned(size)
 
     def copy_tokens(self, source: "PrefixBuffer", tokens: int) -> None:
-        """The first `tokens` of another buffer."""
+        """Copy the first `tokens` of another buffer."""
         for layer in range(self.shape.layers):
             self.copy_layer(source, tokens, layer)
 
     def copy_layer(self, source: "PrefixBuffer", tokens: int, layer: int) -> None:
-        """One layer's first `tokens` (and with layer 0 the times)."""
+        """Copy one layer's first `tokens`; layer 0 brings the times too."""
         if layer == 0:
             self.times_S[:tokens] = source.times_S[:tokens]
         self.keys[layer][:tokens] = source.keys[layer][:tokens]
         self.values[layer][:tokens] = source.values[layer][:tokens]
 
     def layer(self, index: int, tokens: int) -> KV:
-        """A layer's first `tokens` as the model's own type, a view."""
+        """Return a layer's first `tokens` as the model's own type, a view."""
         offsets_B1 = torch.tensor([0, tokens])
         return KV(
             self.keys[index][:tokens],
@@ -123,30 +119,29 @@ class PrefixBuffer:
 
 @dataclass(frozen=True)
 class Prefix:
-    """`behaviours` behaviours, of which all but the `held` ones are cached as `tokens` tokens of
-    `buffer`.
-    """
+    """The first `behaviours` of a history: `tokens` cached in `buffer`, and the `held` rest."""
 
     version: str
     behaviours: int
     digest: bytes
     tokens: int
-    held: Encoded
+    held: EncodedHistory
     buffer: PrefixBuffer
 
     @property
     def cached_behaviours(self) -> int:
+        """The behaviours whose tokens are in the buffer."""
         return self.behaviours - len(self.held)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is cached, room left out."""
+        """The bytes of what is cached, without the room behind it."""
         return self.buffer.shape.token_bytes * self.tokens
 
     def key(self, user: str) -> PrefixKey:
-        """The key under which this prefix may be kept for a user."""
+        """Return the key under which this prefix may be kept for a user."""
         return PrefixKey(self.version, user, self.behaviours, self.digest)
 
     def past(self) -> list[KV]:
-        """Keys and values of every layer."""
+        """Return the keys and values of every layer."""
         return [self.buffer.layer(index, self.tokens) for index in range(self.buffer.shape.layers)]

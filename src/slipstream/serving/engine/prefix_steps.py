@@ -1,9 +1,9 @@
-"""One sequence's way through the layers, in steps, with keys and values written where they stay.
+"""One sequence through the layers in steps, with keys and values written where they stay.
 
 A step is one chunk of tokens through one layer. Between two steps the caller may do something more
 urgent, which is how a ranking request overtakes a long pre-inference. Keys and values go straight
 into a `PrefixBuffer` behind those already there: nothing is copied, and what lies before is read in
-place.
+place. Touch this when a layer gets another step, or the buffer another layout.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,10 @@ from slipstream.serving.engine.prefix import PrefixBuffer
 
 
 class InPlaceView(View):
-    """A view whose past has room behind it: new rows are written there, and joined rows are a
-    longer view of the same memory.
-    """
+    """A view whose past has room behind it: new rows are written there, not copied together."""
 
     def join(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Write `new` behind `past` and return both as one longer view of the same memory."""
         before, rows = past.shape[0], past.shape[0] + new.shape[0]
         joined = past.as_strided((rows, *past.shape[1:]), past.stride(), past.storage_offset())
         joined[before:] = new
@@ -29,9 +28,7 @@ class InPlaceView(View):
 
 
 def in_place_view(stream: Stream, buffer: PrefixBuffer, tokens: int) -> InPlaceView:
-    """What the layers share when `stream` (one sequence) follows the first `tokens` of a buffer.
-    Writes the new tokens' times.
-    """
+    """Return the view of one sequence behind a buffer's first `tokens`, and write its times."""
     layout = stream.layout
     new = layout.timestamps_T.numel()
     if tokens + new > buffer.capacity:
@@ -52,12 +49,11 @@ def in_place_view(stream: Stream, buffer: PrefixBuffer, tokens: int) -> InPlaceV
 def layer_steps(
     model: SequenceModel, stream: Stream, buffer: PrefixBuffer, tokens: int, *, fill: bool = False
 ) -> Iterator[torch.Tensor]:
-    """Runs one sequence's stream behind the first `tokens` of the buffer; yields the tokens after
-    every layer.
+    """Run one sequence's stream behind the buffer's first `tokens`; yield it after every layer.
 
-    The last yield is what the head reads. With `fill` only the buffer is wanted: the last layer
+    The last yield is what the head reads. With `fill` only the buffer is needed: the last layer
     leaves keys and values and attends to nothing, which saves half the attention of two layers.
-    Each step is computed when it is asked for.
+    Each step is computed when the caller asks for it.
     """
     view = in_place_view(stream, buffer, tokens)
     x_TD = model.backbone.enter(stream.x_SD, view)
@@ -76,6 +72,6 @@ def layer_steps(
 def run_layers(
     model: SequenceModel, stream: Stream, buffer: PrefixBuffer, tokens: int
 ) -> torch.Tensor:
-    """All layers at once: the hidden rows of the stream's behaviours."""
+    """Run all layers and return the hidden rows of the stream's behaviours."""
     *_, hidden_SD = layer_steps(model, stream, buffer, tokens)
     return stream.behaviours(hidden_SD)

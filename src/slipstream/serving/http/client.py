@@ -70,7 +70,7 @@ class AsyncClient:
         await self._session.close()
 
     async def preinfer(
-        self, user: str, history: m.History | None = None, **more: Any
+        self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
         """Announce that this user will be ranked soon; the answer has the ticket."""
         return await self._post(
@@ -78,7 +78,7 @@ class AsyncClient:
         )
 
     async def rank(
-        self, user: str, candidates: list[int], history: m.History | None = None, **more: Any
+        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
         """Score candidates for a user."""
         return await self._post(
@@ -156,13 +156,13 @@ class Client:
         self._client = self._runner.run(_open_client(url, key, deadline_ms))
 
     def preinfer(
-        self, user: str, history: m.History | None = None, **more: Any
+        self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
         """Announce that this user will be ranked soon; the answer has the ticket."""
         return self._run(self._client.preinfer(user, history, **more))
 
     def rank(
-        self, user: str, candidates: list[int], history: m.History | None = None, **more: Any
+        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
     ) -> m.RankAnswer:
         """Score candidates for a user."""
         return self._run(self._client.rank(user, candidates, history, **more))

@@ -1,5 +1,6 @@
-"""What the instance's and the router's app share: the gate (key, rate, size), decoding, deadlines,
-and refusals as JSON.
+"""What the apps of instance and router share: API keys, rates, sizes, deadlines, refusals as JSON.
+
+Touch this when every endpoint of both changes; one endpoint is in endpoints.py.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
+from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages
 from slipstream.serving.http.endpoints import (
     DEADLINE_HEADER,
@@ -41,7 +43,7 @@ _KEY, _DEADLINE = KEY_HEADER.encode(), DEADLINE_HEADER.encode()
 
 
 class HttpProblem(Exception):
-    """A refusal with its status, on the way to becoming a `Problem`."""
+    """A refusal with its HTTP status; it is sent as a `Problem`."""
 
     def __init__(
         self, status: int, code: str, detail: str, retry_after: float | None = None
@@ -51,9 +53,7 @@ class HttpProblem(Exception):
 
 
 def problem_of(error: Exception) -> HttpProblem:
-    """The refusal an exception means. One we did not foresee is logged, and tells the client
-    nothing.
-    """
+    """Return the refusal for an exception; an unexpected one is logged, and not shown."""
     match error:
         case HttpProblem():
             return error
@@ -63,7 +63,7 @@ def problem_of(error: Exception) -> HttpProblem:
             return HttpProblem(
                 410 if error.code == "ticket_expired" else 403, error.code, error.detail
             )
-        case messages.AppendRefused():
+        case AppendError():
             return HttpProblem(409, "conflict", str(error))
         case OverloadError():
             draining = error.reason == "draining"
@@ -81,11 +81,12 @@ def problem_of(error: Exception) -> HttpProblem:
             )
         case SlipstreamError():
             return HttpProblem(503, "unavailable", str(error))
-    log.exception("a request failed in a way nobody foresaw", exc_info=error)
-    return HttpProblem(500, "internal", "the server failed on this request; its log says more")
+    log.exception("a request failed unexpectedly", exc_info=error)
+    return HttpProblem(500, "internal", "the server failed on this request; see its log")
 
 
 def problem_headers(problem: HttpProblem) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a refusal."""
     headers = [(b"content-type", b"application/json")]
     if problem.retry_after is not None:
         headers.append((b"retry-after", str(max(1, round(problem.retry_after))).encode()))
@@ -93,33 +94,33 @@ def problem_headers(problem: HttpProblem) -> list[tuple[bytes, bytes]]:
 
 
 def problem_body(problem: HttpProblem) -> bytes:
+    """Return a refusal as JSON."""
     return _encode(messages.Problem(problem.code, problem.detail))
 
 
 async def send_answer(
     send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
+    """Send a whole answer over ASGI."""
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first value of a header (names are lower case in ASGI)."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return value
-    return None
+    """Return the first value of a header (names are lower case in ASGI)."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for key, value in headers if key == name), None)
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The whole body, within the bounds of size and time."""
+    """Read the whole body, within the limits of size and time."""
     announced = header(scope, b"content-length")
     if announced is not None and int(announced) > limits.max_body_bytes:
         await _discard(receive, limits)
         raise _too_large(limits)
-    message = await receive() if announced == b"0" else await _within(receive, limits)
-    body = message.get("body", b"")
+    message = await receive() if announced == b"0" else await _receive(receive, limits)
+    body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         _refuse_disconnect(message)
         if len(body) > limits.max_body_bytes:
@@ -127,7 +128,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         return body
     parts, size = [body], len(body)
     while message.get("more_body", False):
-        message = await _within(receive, limits)
+        message = await _receive(receive, limits)
         _refuse_disconnect(message)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
@@ -138,17 +139,16 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
 
 
 async def _discard(receive: Receive, limits: Limits) -> None:
-    """Swallow some more of a body that is too large: a client that is still sending would not see
-    our answer.
-    """
-    swallowed, more = 0, True
-    while more and swallowed < 8 * limits.max_body_bytes:
-        message = await _within(receive, limits)
-        swallowed += len(message.get("body", b""))
+    """Read on in a body that is too large: a client that is still sending would miss the answer."""
+    discarded, more = 0, True
+    while more and discarded < 8 * limits.max_body_bytes:
+        message = await _receive(receive, limits)
+        discarded += len(message.get("body", b""))
         more = message.get("more_body", False)
 
 
-async def _within(receive: Receive, limits: Limits) -> Any:
+async def _receive(receive: Receive, limits: Limits) -> Any:
+    """Receive one ASGI message within the time limit."""
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await receive()
@@ -170,9 +170,7 @@ def _too_large(limits: Limits) -> HttpProblem:
 
 
 def read_deadline(scope: Scope, limits: Limits, now: float) -> float:
-    """The monotonic moment by which the answer must be there: the header's milliseconds from now,
-    or the server's default.
-    """
+    """Return when the answer is due (monotonic time): from the header, or the default."""
     given = header(scope, _DEADLINE)
     if given is None:
         return now + limits.deadline_ms / 1000
@@ -191,14 +189,14 @@ def read_deadline(scope: Scope, limits: Limits, now: float) -> float:
 
 
 class RequestMetrics:
-    """Counts and times requests by endpoint, and shows a server's own figures, in Prometheus' text
-    format.
-    """
+    """Counts and times requests by endpoint, and shows a server's own numbers, for Prometheus."""
 
     def __init__(
-        self, figures: Callable[[], Mapping[tuple[str, ...], float]], labels: tuple[str, ...] = ()
+        self,
+        read_stats: Callable[[], Mapping[tuple[str, ...], float]],
+        labels: tuple[str, ...] = (),
     ) -> None:
-        """`figures` gives (name, *label values) → number whenever someone looks."""
+        """`read_stats` returns (name, *label values) → number at every scrape."""
         self._registry = prometheus.CollectorRegistry()
         buckets = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
         self._seconds = prometheus.Histogram(
@@ -214,11 +212,12 @@ class RequestMetrics:
             ("endpoint", "status"),
             registry=self._registry,
         )
-        self._figures, self._labels = figures, labels
+        self._read_stats, self._labels = read_stats, labels
         self._known: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._registry.register(self)
 
     def count(self, endpoint: str, status: int, seconds: float) -> None:
+        """Note one answer."""
         found = self._known.get((endpoint, status))
         if found is None:
             found = self._known[endpoint, status] = (
@@ -229,8 +228,9 @@ class RequestMetrics:
         found[1].inc()
 
     def collect(self) -> list[GaugeMetricFamily]:
+        """Return the server's own numbers; the registry calls this at every scrape."""
         families: dict[str, GaugeMetricFamily] = {}
-        for (name, *values), number in self._figures().items():
+        for (name, *values), number in self._read_stats().items():
             metric = "slipstream_" + "".join(c if c.isalnum() else "_" for c in name)
             family = families.setdefault(
                 metric, GaugeMetricFamily(metric, name, labels=self._labels[: len(values)])
@@ -239,12 +239,14 @@ class RequestMetrics:
         return list(families.values())
 
     def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
         return prometheus.generate_latest(self._registry)
 
 
 class Gate:
-    """The outermost layer: no key no entry, not too often, and every refusal is a `Problem`. Lets
-    lifespan and open paths pass.
+    """The outermost layer: refuses requests without a key, and callers above their rate.
+
+    Lifespan messages and open paths pass.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
@@ -261,6 +263,7 @@ class Gate:
             await send_answer(send, problem.status, problem_headers(problem), problem_body(problem))
 
     def _refusal(self, scope: Scope) -> HttpProblem | None:
+        """Return why this request is refused, None if it may pass."""
         caller: object = (scope.get("client") or ("",))[0]
         if self._keys:
             caller = self._keys.accept(header(scope, _KEY))
@@ -278,7 +281,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a handler is given beside the message."""
+    """What a handler gets with the message: deadline, path and query parameters."""
 
     deadline: float
     path: Mapping[str, str]
@@ -289,18 +292,16 @@ Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 
 
 def build(
-    role: Role, handlers: Mapping[str, Handler], limits: Limits, meter: RequestMetrics
+    role: Role, handlers: Mapping[str, Handler], limits: Limits, metrics: RequestMetrics
 ) -> Starlette:
-    """The Starlette app of a role: one route per endpoint of the table, plus the document that
-    describes them.
-    """
+    """Build the Starlette app of a role: one route per endpoint of the table."""
     document = json.dumps(openapi(role)).encode()
 
-    async def show_document(_message: None, _asked: RequestContext) -> bytes:
+    async def show_document(_message: None, _context: RequestContext) -> bytes:
         return document
 
-    async def show_metrics(_message: None, _asked: RequestContext) -> bytes:
-        return meter.text()
+    async def show_metrics(_message: None, _context: RequestContext) -> bytes:
+        return metrics.text()
 
     all_handlers: dict[str, Handler] = {
         **handlers,
@@ -308,7 +309,7 @@ def build(
         "metrics": show_metrics,
     }
     routes = [
-        _route(endpoint, all_handlers[endpoint.name], limits, meter)
+        _route(endpoint, all_handlers[endpoint.name], limits, metrics)
         for endpoint in ENDPOINTS
         if role in endpoint.roles
     ]
@@ -316,7 +317,7 @@ def build(
 
 
 def _plain_refusal(_request: Request, error: Exception) -> Response:
-    """404 and 405 of the routing itself, as JSON."""
+    """Return 404 and 405 of the routing itself as JSON."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
     problem = HttpProblem(error.status_code, code, error.detail)
@@ -329,9 +330,7 @@ def _plain_refusal(_request: Request, error: Exception) -> Response:
 
 
 def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
-    """A misspelt `limt=5` would otherwise be answered as if nothing had been asked. Probes may
-    carry what they like.
-    """
+    """Refuse a misspelt query parameter such as `limt=5`, except on open paths (probes)."""
     unknown = [name for name in request.query_params if name not in endpoint.query]
     if unknown and not endpoint.open:
         known = ", ".join(endpoint.query) or "none"
@@ -342,7 +341,8 @@ def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
         )
 
 
-def _route(endpoint: Endpoint, handler: Handler, limits: Limits, meter: RequestMetrics) -> Route:
+def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: RequestMetrics) -> Route:
+    """Return the route of an endpoint: decode, call the handler in time, encode, count."""
     decode = msgspec.json.Decoder(endpoint.request).decode if endpoint.request is not None else None
     media = "text/plain; version=0.0.4" if endpoint.answer is str else "application/json"
 
@@ -373,7 +373,7 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, meter: RequestM
             )
             if endpoint.open:
                 content = _encode(messages.HealthAnswer(problem.detail))
-        meter.count(endpoint.name, status, time.monotonic() - started)
+        metrics.count(endpoint.name, status, time.monotonic() - started)
         return Response(
             content,
             status,

@@ -1,20 +1,19 @@
-"""The instance's app and process: `python -m slipstream.serving.http.instance_app SETTINGS` serves
-one bundle with one engine.
+"""The ASGI app of an instance, its settings, and how both are served in a process.
+
+Touch this when an instance gets a setting, or adds something to every answer.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 from starlette.types import Receive, Scope, Send
 
 from slipstream.history.history_store import KEEP, open_history_store
 from slipstream.serving.http.endpoints import BACKLOG_HEADER
 from slipstream.serving.http.http_app import Gate, RequestMetrics, build
-from slipstream.serving.http.instance_service import InstanceService, OpenModel
+from slipstream.serving.http.instance_service import InstanceService, OpenInstance
 from slipstream.serving.http.limits import Keys, Limits
 from slipstream.serving.http.process import (
     INSTANCE_KEY_VARIABLE,
@@ -27,9 +26,7 @@ from slipstream.serving.router.ticket import TicketSigner
 
 
 class InstanceSettings(ProcessSettings, kw_only=True):
-    """One instance: its name among the others, its bundle, where histories are, and the scheduler's
-    and cache's settings.
-    """
+    """One instance: its name, its bundle, where histories are; `model` is an `InstanceConfig`."""
 
     name: str
     bundle: str
@@ -43,9 +40,7 @@ class InstanceSettings(ProcessSettings, kw_only=True):
 
 
 def read_settings(argument: str) -> InstanceSettings:
-    """An instance's settings from its first argument. A spare process gets `-` and waits for them
-    on stdin, its imports done.
-    """
+    """Decode an instance's settings; `-` reads them from stdin, for a spare that waits for them."""
     text = sys.stdin.readline() if argument == "-" else argument
     if not text:
         sys.exit(0)  # the supervisor ended before the spare was needed
@@ -53,16 +48,15 @@ def read_settings(argument: str) -> InstanceSettings:
 
 
 class InstanceApp:
-    """The ASGI app: the shared routes, an instance's backlog on every answer, and its close at the
-    end.
-    """
+    """The shared routes, with the instance's backlog on every answer; closes it at the end."""
 
     def __init__(self, service: InstanceService, limits: Limits) -> None:
         self.service = service
-        self._app = build("instance", service.handlers(), limits, RequestMetrics(self._figures))
+        self._app = build("instance", service.handlers(), limits, RequestMetrics(self._stats))
 
-    def _figures(self) -> dict[tuple[str, ...], float]:
-        return {(f"instance_{name}",): value for name, value in self.service.model.stats().items()}
+    def _stats(self) -> dict[tuple[str, ...], float]:
+        stats = self.service.instance.stats()
+        return {(f"instance_{name}",): value for name, value in stats.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -71,12 +65,14 @@ class InstanceApp:
 
         async def send_with_backlog(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"].append((BACKLOG_HEADER.encode(), b"%d" % self.service.backlog()))
+                backlog = b"%d" % self.service.instance.backlog
+                message["headers"].append((BACKLOG_HEADER.encode(), backlog))
             await send(message)
 
         await self._app(scope, receive, send_with_backlog)
 
     async def _live(self, receive: Receive, send: Send) -> None:
+        """Answer ASGI's lifespan: start at once, close the service at the end."""
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -86,23 +82,17 @@ class InstanceApp:
 
 
 def build_instance(service: InstanceService, keys: Keys, limits: Limits) -> Gate:
-    """An instance's app, ready for uvicorn."""
+    """Build an instance's app, ready for uvicorn."""
     return Gate(InstanceApp(service, limits), keys, limits)
 
 
-def serve_model(
-    settings: InstanceSettings,
-    open_model: OpenModel,
-    actions: tuple[str, ...],
-    behaviours: Callable[..., Any],
-    known: Callable[[Any, np.ndarray], np.ndarray],
+def serve_instance(
+    settings: InstanceSettings, open_instance: OpenInstance, actions: tuple[str, ...]
 ) -> None:
-    """Serve whatever `open_model` opens; returns when told to stop."""
+    """Serve what `open_instance` opens until a signal ends the process."""
     store = open_history_store(settings.history, actions, settings.keep)
-    office = TicketSigner(secret_from_environment(), settings.ticket_seconds)
-    service = InstanceService(
-        settings.name, open_model, store, office, behaviours, known, settings.drain_seconds
-    )
+    tickets = TicketSigner(secret_from_environment(), settings.ticket_seconds)
+    service = InstanceService(settings.name, open_instance, store, tickets, settings.drain_seconds)
     limits = Limits(max_body_bytes=settings.max_body_bytes, deadline_ms=settings.deadline_ms)
     app = build_instance(service, Keys(keys_from_environment(INSTANCE_KEY_VARIABLE)), limits)
 

@@ -1,7 +1,8 @@
-"""The HTTP messages: what goes in, what comes out, and their limits. JSON, decoded and checked by
-msgspec before anything else.
+"""The HTTP messages: what requests and answers contain, and their limits.
 
-A request carries its history by value, or leaves it out and names a user of the history store.
+They are JSON, decoded and checked by msgspec before anything else. A request carries its history by
+value, or leaves it out and names a user of the history store. Touch this when a message gets a
+field; clients rely on the names here.
 """
 
 from typing import Annotated
@@ -36,12 +37,8 @@ TicketText = Annotated[
 ]
 
 
-class AppendRefused(Exception):
-    """Behaviours that do not continue what is stored; the sentence says why."""
-
-
-class History(msgspec.Struct, forbid_unknown_fields=True):
-    """Behaviours, oldest first; `actions` holds one value per behaviour under each action's name."""
+class HistoryMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """Behaviours, oldest first; `actions` holds one value per behaviour under each name."""
 
     items: Annotated[list[Identity], Meta(max_length=MAX_BEHAVIOURS)]
     timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)]
@@ -52,12 +49,13 @@ class History(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """This user is about to be ranked for: compute the history now. An earlier ticket leads to
-    where the last prefix is.
+    """Compute this user's history now, because a ranking request will follow.
+
+    An earlier ticket leads to the instance that has the last prefix.
     """
 
     user: User
-    history: History | None = None
+    history: HistoryMessage | None = None
     features: Features = {}
     rank_in_ms: (
         Annotated[float, Meta(ge=0, le=600_000, description="When the ranking request will come.")]
@@ -67,9 +65,7 @@ class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreinferAnswer(msgspec.Struct):
-    """`admitted` says whether the work was taken on; `reason` why not. The ticket is valid either
-    way.
-    """
+    """Whether the work was admitted, and the reason; the ticket is valid in both cases."""
 
     ticket: str
     admitted: bool
@@ -80,40 +76,37 @@ class PreinferAnswer(msgspec.Struct):
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Score candidates for a user. `recent` are behaviours newer than the history; `allow_truncate`
-    permits a shorter history.
+    """Score candidates for a user.
+
+    `recent` are behaviours newer than the history; `allow_truncate` permits a shorter history.
     """
 
     user: User
     candidates: Candidates
-    history: History | None = None
-    recent: History | None = None
+    history: HistoryMessage | None = None
+    recent: HistoryMessage | None = None
     features: Features = {}
     ticket: TicketText | None = None
     allow_truncate: bool = False
 
 
 class RankAnswer(msgspec.Struct):
-    """One score per candidate for every task, in the order asked. `hit` tells where the prefix was
-    found.
-    """
+    """One score per candidate for every task."""
 
-    scores: dict[str, list[float]]
+    scores: dict[str, list[float]]  # by task, as the candidates were sent
     version: str
     instance: str
-    hit: str
+    hit: str  # where the prefix was found
     truncated: bool
     behaviours: int
 
 
 class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole cascade: retrieve (or take `candidates`), drop what was seen or excluded, rank,
-    return the best.
-    """
+    """The whole cascade: retrieve (or take `candidates`), drop seen and excluded items, rank."""
 
     user: User
     count: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 10
-    history: History | None = None
+    history: HistoryMessage | None = None
     candidates: Candidates | None = None
     exclude: Annotated[list[Identity], Meta(max_length=MAX_CANDIDATES)] = []
     retrieve: Annotated[
@@ -136,10 +129,10 @@ class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecommendAnswer(msgspec.Struct):
-    """Items, best first, with their scores for every task."""
+    """The best items with their scores for every task."""
 
-    items: list[int]
-    scores: dict[str, list[float]]
+    items: list[int]  # best first
+    scores: dict[str, list[float]]  # by task, one per item
     version: str
     instance: str
     hit: str
@@ -151,7 +144,7 @@ class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Behaviours to append to a user's stored history.
 
     `after`, when given, is the number of behaviours the sender believes are stored: a repeated
-    request is refused, not doubled.
+    request is refused, so nothing is stored twice.
     """
 
     user: User
@@ -165,23 +158,21 @@ class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EventsAnswer(msgspec.Struct):
-    """How many behaviours the user has now, ever stored."""
+    """How many behaviours were ever stored for the user, these included."""
 
     behaviours: int
 
 
 class UserAnswer(msgspec.Struct):
-    """What is stored of a user: the number of behaviours ever, and the most recent of them, oldest
-    first.
-    """
+    """What is stored of a user: how many behaviours ever, and the most recent, oldest first."""
 
     user: str
     behaviours: int
-    recent: History
+    recent: HistoryMessage
 
 
 class StatusAnswer(msgspec.Struct):
-    """An instance about itself, for routers: `backlog` is the tokens it still has to compute."""
+    """The state of an instance, for routers; `backlog` are the tokens it still has to compute."""
 
     instance: str
     version: str
@@ -192,9 +183,7 @@ class StatusAnswer(msgspec.Struct):
 
 
 class DrainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Finish what is here and take nothing new. To a router: which instance; the router itself when
-    left out.
-    """
+    """Finish present requests and take no new ones; to a router: which instance, or itself."""
 
     instance: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
@@ -219,7 +208,7 @@ class ReloadAnswer(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct):
-    """`ok`, or in a word why not."""
+    """`ok`, or the cause in a word."""
 
     status: str
 

@@ -1,16 +1,15 @@
-"""What a pass costs on this machine: fitted by measuring when an instance starts, corrected by
-every pass that follows.
+"""What a pass costs on this machine: measured when an instance starts, corrected by every pass.
 
     seconds(t new tokens behind p cached ones) = a + b·t + c·t·(p + t/2) + d·p
 
 a: the call itself; b: projections; c: attention; d: reading the cached keys and values. Passes of a
 prefill, whose last layer attends to nothing, have coefficients of their own. All are non-negative,
-so the model never says that more work is less. Online, a factor follows the ratio of seen to
+so more work is never predicted to take less time. Online, a factor follows the ratio of seen to
 predicted time (a busier machine, a slower clock, colder caches), and a second one its upper end,
-for questions about the tail. Ranking behind a prefix, whole passes in line and prefills in chunks
+for predictions of the tail. Ranking behind a prefix, whole passes in line and prefills in chunks
 meet different conditions, so each has factors of its own. What was learnt fades within seconds
-where nothing confirms it: an instance that believed itself too slow for everything would else never
-run what could teach it better.
+where nothing confirms it: otherwise an instance that predicts to be too slow for everything would
+never run what could correct it. Touch this when another kind of work needs a prediction.
 """
 
 import math
@@ -22,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import CHUNK_TOKENS, Engine
-from slipstream.serving.engine.items import Encoded
 from slipstream.serving.engine.prefix import PrefixBuffer
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
 _TAIL = 0.99
-_MOST = 4.0  # a pass that took longer than this many times the expected was interrupted, not slow
+_MOST = 4.0  # a pass that takes longer than this many times the expected was interrupted
 _FADE_SECONDS = 5.0
 _FIRST_TAIL = 1.5
 CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
@@ -44,9 +43,7 @@ def _features(new: float, past: float) -> np.ndarray:
 
 
 def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
-    """Least squares of relative errors with coefficients of at least zero: drop the most negative
-    one and fit again.
-    """
+    """Fit by least squares of relative errors; drop the most negative coefficient and fit again."""
     weighted, ones = x_MF / y_M[:, None], np.ones(len(y_M))
     scale = np.maximum(weighted.max(axis=0), 1e-300)
     active = list(range(x_MF.shape[1]))
@@ -77,19 +74,16 @@ class CostModel:
     slice_seconds: float = 0.008  # longest step of a prefill
     samples: Sequence[Sample] = ()  # what it was fitted to
     clock: Callable[[], float] = time.monotonic
-    _factors: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(KINDS, 1.0)
-    )  # seen / predicted, running mean
-    _tails: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL)
-    )  # the same, its 99th percentile
+    # Seen / predicted: the running mean, and the 99th percentile.
+    _factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
+    _tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL))
     _seen_at: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, -math.inf))
 
     @classmethod
     def measure(
         cls, engine: Engine, *, seconds: float = 1.5, clock: Callable[[], float] = time.perf_counter
     ) -> "CostModel":
-        """Runs passes of several sizes for about `seconds` and fits them."""
+        """Run passes of several sizes for about `seconds` and fit them."""
         most = (
             engine.tokens_of(engine.max_len)
             // engine.tokens_per_behaviour
@@ -128,9 +122,7 @@ class CostModel:
     def fit(
         cls, samples: Sequence[Sample], copy_seconds_per_byte: float, fills: Sequence[Sample] = ()
     ) -> "CostModel":
-        """From what passes took, and passes of a prefill; where those were not measured they count
-        as any other.
-        """
+        """Fit the times of passes; without `fills`, those of a prefill count as any other."""
         return cls(
             _fitted(samples),
             copy_seconds_per_byte,
@@ -140,7 +132,7 @@ class CostModel:
 
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> "CostModel":
-        """What was measured before, nothing learnt since."""
+        """Return a model of what `measured` returned earlier, nothing learnt since."""
         coefficients, fill = (
             None if measured[name] is None else np.array(measured[name]) for name in _MEASURED
         )
@@ -148,7 +140,7 @@ class CostModel:
         return cls(coefficients, measured["copy_seconds_per_byte"], fill)
 
     def measured(self) -> dict[str, Any]:
-        """For `of`, as JSON."""
+        """Return what was measured as JSON values, for `of`."""
         fill = None if self.fill_coefficients is None else self.fill_coefficients.tolist()
         values = (self.coefficients.tolist(), fill)
         return {
@@ -157,11 +149,11 @@ class CostModel:
         }
 
     def pass_seconds(self, new: int, past: int) -> float:
-        """One pass of `new` tokens behind `past` cached ones, or in line where there are none."""
+        """Predict one pass of `new` tokens behind `past` cached ones (0: in line)."""
         return self.factor("rank" if past else "inline") * self.plain_seconds(new, past)
 
     def prefill_seconds(self, tokens: int, past: int = 0) -> float:
-        """A prefill up to `tokens`, of which `past` are there already, in chunks."""
+        """Predict a prefill up to `tokens`, of which `past` are there already, in chunks."""
         total, at, chunk = 0.0, past, self.chunk_for(tokens)
         fill = self.coefficients if self.fill_coefficients is None else self.fill_coefficients
         while at < tokens:
@@ -171,9 +163,7 @@ class CostModel:
         return self.factor("prefill") * total
 
     def chunk_for(self, tokens: int) -> int:
-        """The largest chunk of a prefill of so many tokens whose one-layer step stays within a
-        slice, half-way through it.
-        """
+        """Return the largest chunk whose step, half-way through a prefill, stays within a slice."""
         fitting = (
             c
             for c in CHUNKS
@@ -182,27 +172,25 @@ class CostModel:
         return next(fitting, CHUNKS[-1])
 
     def copy_seconds(self, nbytes: int) -> float:
-        """Moving bytes from one tier to the other."""
+        """Predict the copy of so many bytes from one tier to the other."""
         return nbytes * self.copy_seconds_per_byte
 
     def factor(self, kind: str) -> float:
-        """Seen / predicted of late; 1 where nothing was seen for long."""
+        """Return seen / predicted in the last seconds; 1 where nothing was seen."""
         return 1.0 + self._trust(kind) * (self._factors[kind] - 1.0)
 
     def tail_seconds(self, seconds: float, kind: str = "rank") -> float:
-        """The 99th percentile of work whose typical time is `seconds`."""
+        """Return the 99th percentile of work whose typical time is `seconds`."""
         tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
         return seconds * max(1.0, tail / self.factor(kind))
 
     def observe(self, kind: str, predicted: float, seen: float) -> None:
-        """Learns from work that took `seen` where `predicted` (with the present factor) was
-        expected.
-        """
+        """Learn from work that took `seen` seconds where `predicted` (factor included) were."""
         if predicted <= 0 or seen <= 0:
             return
         ratio = min(_MOST, max(1 / _MOST, seen / predicted * self.factor(kind)))
         self._factors[kind] = self.factor(kind) + _LEARNING * (ratio - self.factor(kind))
-        # A quantile by stochastic approximation: one step up for what lies above, a small one down
+        # A quantile by stochastic approximation: a step up for what lies above, a small one down
         # for what lies below.
         tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
         step = _LEARNING * tail
@@ -212,11 +200,11 @@ class CostModel:
         self._seen_at[kind] = self.clock()
 
     def _trust(self, kind: str) -> float:
-        """How much of what was learnt still counts."""
+        """Return how much of what was learnt still counts."""
         return math.exp(-max(0.0, self.clock() - self._seen_at[kind]) / _FADE_SECONDS)
 
     def plain_seconds(self, new: int, past: int) -> float:
-        """As measured at the start, no factors."""
+        """Predict a pass as measured at the start, without factors."""
         return float(self.coefficients @ _features(new, past))
 
 
@@ -234,13 +222,14 @@ class _Passes:
         )
         labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
         user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
-        self.behaviours = Encoded(rows_T, torch.arange(capacity), labels_TA, user)
+        self.history = EncodedHistory(rows_T, torch.arange(capacity), labels_TA, user)
 
     def __call__(self, new: int, past: int, *, fill: bool) -> None:
-        behaviours = self.behaviours.part(0, max(1, new // self.engine.tokens_per_behaviour))
-        self.engine.bare_pass(behaviours, self.buffer, past, fill=fill)
+        history = self.history.part(0, max(1, new // self.engine.tokens_per_behaviour))
+        self.engine.run_pass(history, self.buffer, past, fill=fill)
 
     def copy(self) -> int:
+        """Copy the buffer twice and return the bytes copied."""
         other = PrefixBuffer(self.buffer.shape, self.buffer.capacity)
         other.copy_tokens(self.buffer, self.buffer.capacity)  # touches the pages
         other.copy_tokens(self.buffer, self.buffer.capacity)

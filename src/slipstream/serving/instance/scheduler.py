@@ -1,13 +1,13 @@
-"""Who computes next on an instance's one compute thread.
+"""Which work an instance's one compute thread does next.
 
-Ranking goes before pre-inference, pre-inference before copies to the host; within a kind the
-earliest deadline first, but what can no longer be in time goes last: in a jam the earliest deadline
-is the least likely to be met, and would take all others with it. A pre-inference not begun before
-its ranking was over is dropped. Work comes in steps (a chunk of tokens through one layer), and the
-choice is made anew after every step: a ranking request waits for one step of a long prefill at
-most, never for the whole. The queue is bounded; ranking whose deadline has passed is not begun.
-Requests that can be computed together are, as long as every one of them still meets its deadline
-and the batch is cheaper than its parts.
+Ranking goes before pre-inference, pre-inference before copies to the host. Within a kind the
+earliest deadline goes first, but what can no longer be in time goes last: under overload the
+earliest deadline is the least likely to be met, and would delay all others. Work comes in steps (a
+chunk of tokens through one layer), and the choice is made again after every step: a ranking request
+waits for one step of a long prefill at most. The queue is bounded. Ranking is given up when its
+deadline has passed; a pre-inference not begun when its ranking is over is given up too. Requests
+are computed together where every one of them still meets its deadline and the batch is cheaper than
+its parts. Touch this when the order of work changes.
 """
 
 import math
@@ -31,8 +31,9 @@ class Kind(IntEnum):
 
 @dataclass(eq=False)
 class Job:
-    """Work in steps, or (with `request`) one step that may share a batch. `done` is called once, on
-    the compute thread.
+    """Work in steps, or (with `request`) one step that may share a batch.
+
+    `done` is called once, on the compute thread.
     """
 
     kind: Kind
@@ -44,8 +45,7 @@ class Job:
     order: int = 0
     spent: float = 0.0
     cancelled: bool = field(default=False)
-    # ranking not ended by then is given up; a pre-inference is of no use to its own ranking any
-    # more
+    # When the work is of no more use: ranking is given up, and a pre-inference not begun.
     expires: float = math.inf
 
     def __post_init__(self) -> None:
@@ -54,25 +54,23 @@ class Job:
 
     @property
     def remaining(self) -> float:
-        """Predicted seconds still to come."""
+        """The predicted seconds still to come."""
         return max(0.0, self.estimate - self.spent)
 
-    def over(self, now: float) -> bool:
-        """Whether to give it up: ranking when its time is over, a pre-inference only if it was not
-        begun.
-        """
+    def expired(self, now: float) -> bool:
+        """Return whether to give it up; a pre-inference that was begun goes on."""
         return now >= self.expires and (self.kind == Kind.RANK or not self.spent)
 
     def hopeless(self, now: float) -> bool:
-        """Whether it can no longer be in time, as predicted."""
+        """Return whether it can no longer be in time, as predicted."""
         return now + self.remaining > self.expires
 
     def precedes(self, deadline: float | None, now: float) -> bool:
-        """Whether it goes before a job of its kind that has this deadline and can still meet it."""
+        """Return whether it goes before a job of its kind that can still meet this deadline."""
         return deadline is None or (self.deadline <= deadline and not self.hopeless(now))
 
     def urgency(self, now: float) -> tuple[bool, int, bool, float, int]:
-        """The smallest goes first."""
+        """Return its place in the order of work; the smallest goes first."""
         return (not self.cancelled, self.kind, self.hopeless(now), self.deadline, self.order)
 
 
@@ -102,12 +100,12 @@ class Scheduler:
     # ---- from any thread -------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the compute thread."""
+        """Start the compute thread."""
         self._thread = threading.Thread(target=self._work, name="slipstream-compute", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queues a job; a full queue refuses rather than grow."""
+        """Queue a job; a full queue refuses it with `OverloadError`."""
         with self._wake:
             if self._closing:
                 raise OverloadError("closing")
@@ -119,22 +117,23 @@ class Scheduler:
             self._wake.notify()
 
     def hurry(self, job: Job, kind: Kind, deadline: float) -> None:
-        """A request waits for this job now: it inherits the request's urgency."""
+        """Give a job the urgency of a request that waits for it now."""
         with self._wake:
-            if job.kind > kind:  # the deadline so far was a hope, the request's is a promise
+            if job.kind > kind:  # the deadline so far was expected, the request's is binding
                 job.kind, job.deadline, job.expires = kind, deadline, deadline
             else:
                 job.deadline, job.expires = min(job.deadline, deadline), max(job.expires, deadline)
 
     def cancel(self, job: Job) -> None:
-        """Takes a job out at the next choice; `done` is told."""
+        """Remove a job at the next choice; its `done` gets `OverloadError`."""
         with self._wake:
             job.cancelled = True
             self._wake.notify()
 
     def backlog(self, before: float | None = None, kind: Kind = Kind.RANK) -> float:
-        """Predicted seconds of queued work that goes before a job of `kind` with deadline `before`
-        (None: any deadline).
+        """Predict the seconds of queued work before a job of `kind` with deadline `before`.
+
+        None stands for the latest deadline.
         """
         with self._wake:
             now = self.clock()
@@ -145,12 +144,12 @@ class Scheduler:
             )
 
     def waiting(self, kind: Kind) -> int:
-        """Jobs of a kind in the queue."""
+        """Return how many jobs of a kind are queued."""
         with self._wake:
             return sum(job.kind == kind for job in self._jobs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the compute thread after the step it is in; what is queued is told so."""
+        """End the compute thread after its present step; queued jobs get `OverloadError`."""
         with self._wake:
             self._closing = True
             jobs, self._jobs = self._jobs, []
@@ -163,15 +162,15 @@ class Scheduler:
     # ---- on the compute thread (or step by step in a test) ---------------------------------------
 
     def step(self) -> bool:
-        """Chooses and runs one step; False when there is nothing to do."""
+        """Choose and run one step; False when nothing is queued."""
         with self._wake:
-            batch, over = self._choose()
+            batch, expired = self._choose()
         if not batch:
             return False
         first = batch[0]
         if first.cancelled:
             self._finish(first, None, OverloadError("cancelled"))
-        elif over:
+        elif expired:
             self._finish(
                 first, None, DeadlineError("the deadline passed while the request was waiting")
             )
@@ -182,36 +181,40 @@ class Scheduler:
         return True
 
     def _choose(self) -> tuple[list[Job], bool]:
-        """The most urgent job, alone or with requests that may share its pass, and whether its time
-        is over.
+        """Return the job to run, with requests that share its pass, and whether it has expired.
 
-        Those of one step leave the queue.
+        Jobs of one step leave the queue.
         """
         if not self._jobs:
             return [], False
         now = self.clock()
-        over = next(
-            (job for job in self._jobs if job.over(now)), None
-        )  # told at once, whatever else is urgent
-        first = over or min(self._jobs, key=lambda job: job.urgency(now))
+        # An expired job is answered at once, whatever else is urgent.
+        expired = next((job for job in self._jobs if job.expired(now)), None)
+        first = expired or min(self._jobs, key=lambda job: job.urgency(now))
+        ends = first.cancelled or first is expired
         batch = [first]
-        if first.steps is None and not first.cancelled and first is not over:
-            others = (
-                job
-                for job in self._jobs
-                if job is not first and job.kind == Kind.RANK and job.steps is None
-            )
-            for job in sorted(others, key=lambda job: job.urgency(now)):
-                if len(batch) == self.max_batch:
-                    break
-                if not job.cancelled and self._may_join(batch, job):
-                    batch.append(job)
-        if first.steps is None or first.cancelled or first is over:
+        if first.steps is None and not ends:
+            self._add_requests(batch, now)
+        if first.steps is None or ends:
             for job in batch:
                 self._jobs.remove(job)
-        return batch, over is not None
+        return batch, expired is not None
+
+    def _add_requests(self, batch: list[Job], now: float) -> None:
+        """Add the queued requests that may share the pass of the first, the urgent ones first."""
+        others = (
+            job
+            for job in self._jobs
+            if job is not batch[0] and job.kind == Kind.RANK and job.steps is None
+        )
+        for job in sorted(others, key=lambda job: job.urgency(now)):
+            if len(batch) == self.max_batch:
+                break
+            if not job.cancelled and self._may_join(batch, job):
+                batch.append(job)
 
     def _may_join(self, batch: Sequence[Job], job: Job) -> bool:
+        """Return whether a larger batch is cheaper than its parts and in time for every member."""
         together = self._batch_seconds([member.request for member in (*batch, job)])
         apart = self._batch_seconds([member.request for member in batch]) + job.estimate
         earliest = min(member.deadline for member in (*batch, job))
@@ -238,29 +241,30 @@ class Scheduler:
             assert job.steps is not None
             next(job.steps)
         except StopIteration as end:
-            self._take_out(job)
+            self._remove(job)
             job.spent += self._account(job.kind, begin)
             self._finish(job, end.value, None)
         except BaseException as error:
-            self._take_out(job)
+            self._remove(job)
             self._finish(job, None, error)
         else:
             job.spent += self._account(job.kind, begin)
 
     def _account(self, kind: Kind, begin: float) -> float:
+        """Note a step that began at `begin` and return its seconds."""
         taken = self.clock() - begin
         self.busy_seconds[kind] += taken
         self.steps_run += 1
         self.longest_step = max(self.longest_step, taken)
         return taken
 
-    def _take_out(self, job: Job) -> None:
+    def _remove(self, job: Job) -> None:
         with self._wake:
             if job in self._jobs:
                 self._jobs.remove(job)
 
     def _finish(self, job: Job, result: Any, error: BaseException | None) -> None:
-        self._take_out(job)
+        self._remove(job)
         job.done(result, error)
 
     def _work(self) -> None:

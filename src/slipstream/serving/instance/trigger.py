@@ -1,20 +1,21 @@
 """The sequence-aware trigger: which requests deserve a pre-inference.
 
 A pre-inference is admitted only if
-  (a) the request is at risk: ranking its whole sequence in line would take more than a share of the
-  budget at the present load
-      (the rest of the budget is for what arrives between the signal and the ranking);
-  (b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x
-  size), stays below a share of
-      the cache;
-  (c) it does not overload: a token bucket bounds the share of compute time that goes to
-  pre-inference; (d) it can be ready in time: what is queued, its own cost and the ranking behind it
-  end within the ranking's budget. (A ranking
-      request that comes a little early joins the pre-inference under way, which then goes first.)
-      An idle instance tries what it believes to take up to twice too long: that costs nobody, and
-      tells what it takes.
+
+(a) the request is at risk: ranking its whole sequence in line would take more than a share of the
+    budget at the present load (the rest of the budget is for what arrives between the signal and
+    the ranking);
+(b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x
+    size), stays below a share of the cache;
+(c) it does not overload: a token bucket bounds the share of compute time that goes to
+    pre-inference;
+(d) it can be ready in time: what is queued, its own cost and the ranking behind it end within the
+    ranking's budget. A ranking request that comes a little early joins the pre-inference under way,
+    which then goes first. An idle instance tries what it predicts to take up to twice too long:
+    that delays nobody, and shows how long it takes.
+
 Every refusal has a reason, and it is counted. A refused request ranks in line; it never queues
-here.
+here. Touch this when admission follows another rule.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = (
     "overload",
     "too_late",
 )
-HOPE = 2.0  # how far off a prediction may be that nobody has tested
+OPTIMISM = 2.0  # how far off a prediction may be that was not tested
 REFUSALS = (NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE)
 
 
@@ -36,9 +37,8 @@ class TriggerConfig:
     """Bounds of admission."""
 
     enabled: bool = True
-    risk_share: float = (
-        0.4  # of the ranking budget: a request that would take longer in line is at risk
-    )
+    # Of the ranking budget: a request that would take longer in line is at risk.
+    risk_share: float = 0.4
     memory_share: float = 0.8  # of the device cache, for pinned and filling entries
     compute_share: float = 0.7  # of the compute thread's time, for pre-inference
     burst_seconds: float = 1.0  # pre-inference time that may be spent at once
@@ -47,7 +47,7 @@ class TriggerConfig:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What is known of a request when its pre-inference is asked for, and of the instance."""
+    """What is known of a request and of the instance when a pre-inference is signalled."""
 
     inline_tail: float  # seconds: 99th percentile of ranking it in line, waiting included
     prefill: float  # seconds of its pre-inference
@@ -61,7 +61,7 @@ class Prospect:
 
 
 class Trigger:
-    """Admission with its counters. Time is handed in."""
+    """Admission with its counters. The caller gives the time."""
 
     def __init__(self, config: TriggerConfig, now: float) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Trigger:
         self._rate, self._last_admission = 0.0, now
 
     def decide(self, prospect: Prospect, now: float) -> str:
-        """`admitted`, or the reason against it."""
+        """Return `admitted`, or the reason against it."""
         reason = self._reason(prospect, now)
         self.counts[reason] += 1
         if reason == ADMITTED:
@@ -87,19 +87,16 @@ class Trigger:
         return reason
 
     def consumed(self, seconds: float) -> None:
-        """An admitted prefix was used this long after its admission."""
+        """Note that an admitted prefix was used this long after its admission."""
         self._live_seconds += 0.05 * (seconds - self._live_seconds)
-
-    def give_back(self, seconds: float) -> None:
-        """Compute time that was charged but not spent (a reload instead, a cancelled job)."""
-        self._tokens = min(self.config.burst_seconds, self._tokens + max(0.0, seconds))
 
     @property
     def expected_live_bytes(self) -> float:
-        """Little's law: rate of admission x time to consumption x size."""
+        """The bytes by Little's law: rate of admission x time to consumption x size."""
         return self._rate * self._live_seconds * self._mean_bytes
 
     def _reason(self, p: Prospect, now: float) -> str:
+        """Refill the bucket and return the first reason against a request, or `admitted`."""
         refill = (now - self._filled_at) * self.config.compute_share
         self._tokens, self._filled_at = min(self.config.burst_seconds, self._tokens + refill), now
         if not self.config.enabled:
@@ -109,11 +106,10 @@ class Trigger:
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
             return NO_ROOM
-        prefill = p.prefill if p.queued else p.prefill / HOPE
+        prefill = p.prefill if p.queued else p.prefill / OPTIMISM
         if p.queued + prefill + p.rank > p.rank_in + p.budget:
             return TOO_LATE
-        # A single prefill longer than the burst may run when the bucket is full, else it never
-        # could.
+        # A prefill longer than the burst may run when the bucket is full, else it never could.
         if self._tokens < min(p.prefill, self.config.burst_seconds):
             return OVERLOAD
         return ADMITTED

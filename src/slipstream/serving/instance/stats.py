@@ -1,5 +1,6 @@
-"""An instance in numbers, for /metrics and the benchmarks: where prefixes were found, what was
-refused, what memory holds.
+"""An instance in numbers: where prefixes were found, what was refused, what memory holds.
+
+Touch this to show another counter or gauge in /metrics and the benchmarks.
 """
 
 from typing import TYPE_CHECKING, get_args
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from slipstream.serving.instance.instance import Instance
 
 
-def figures(instance: "Instance") -> dict[str, float]:
-    """Counters and gauges under their names; counters that have not moved are there as 0."""
+def collect_stats(instance: "Instance") -> dict[str, float]:
+    """Return counters and gauges by name; a counter that was never raised is there as 0."""
+    cache, inflight = instance.prefixes.cache, instance.prefixes.inflight
     found: dict[str, float] = {f"hit_{hit}": 0 for hit in get_args(Hit)}
     found |= {f"refused_{reason}": 0 for reason in REFUSALS}
     found |= {name: float(count) for name, count in instance.counts.items()}
@@ -25,22 +27,22 @@ def figures(instance: "Instance") -> dict[str, float]:
         for kind, seconds in instance.scheduler.busy_seconds.items()
     }
     found |= {
-        "outstanding_tokens": instance.outstanding_tokens,
+        "outstanding_tokens": instance.backlog,
         "ranking_in_flight": instance.ranking,
-        "device_bytes": instance.cache.used,
-        "device_budget_bytes": instance.cache.budget,
-        "device_pinned_bytes": instance.cache.pinned,
-        "device_entries": len(instance.cache),
-        "device_evictions": instance.cache.evictions,
-        "prefixes_computed": instance.flights.computed,
-        "prefixes_extended": instance.flights.extended,
-        "prefixes_reloaded": instance.flights.reloaded,
-        "prefixes_extended_from_host": instance.flights.extended_from_host,
+        "device_bytes": cache.used,
+        "device_budget_bytes": cache.budget,
+        "device_pinned_bytes": cache.pinned,
+        "device_entries": len(cache),
+        "device_evictions": cache.evictions,
+        "prefixes_computed": inflight.computed,
+        "prefixes_extended": inflight.extended,
+        "prefixes_reloaded": inflight.reloaded,
+        "prefixes_extended_from_host": inflight.extended_from_host,
         "longest_step_seconds": instance.scheduler.longest_step,
         "batched": instance.scheduler.batched,
     }
-    if instance.expander is not None:
-        host = instance.expander
+    host = instance.prefixes.expander
+    if host is not None:
         found |= {
             "host_bytes": host.used,
             "host_budget_bytes": host.budget,

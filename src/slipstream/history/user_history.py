@@ -1,0 +1,62 @@
+"""What a user did: one type from the wire to the model. Touch this to add a field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class History:
+    """Behaviours `[first, total)` of a user, oldest first, in the caller's own terms.
+
+    `items` are original ids and `timestamps` whole numbers; `actions` holds one column per action,
+    `user_features` the codes of the user features a bundle was trained with (an absent one counts
+    as not known). Messages and stores give numpy arrays (int64, and float32 for actions); the
+    engine also takes lists and checks them.
+    """
+
+    items: Any
+    timestamps: Any
+    actions: Mapping[str, Any] = field(default_factory=dict)
+    user_features: Mapping[str, int] = field(default_factory=dict)
+    first: int = 0  # the number of the oldest behaviour, counted from the first one ever stored
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def total(self) -> int:
+        """The number behind the newest behaviour: how many were ever stored for this user."""
+        return self.first + len(self)
+
+    def part(self, begin: int, end: int) -> "History":
+        """Return behaviours `[begin, end)` by their number."""
+        cut = slice(begin - self.first, end - self.first)
+        return replace(self._select(cut), first=begin)
+
+    def where(self, kept_T: np.ndarray) -> "History":
+        """Return the behaviours whose place in `kept_T` is true."""
+        return self if kept_T.all() else self._select(kept_T)
+
+    def then(self, later: "History") -> "History":
+        """Return these behaviours followed by later ones; an absent action counts as 0."""
+        if not len(self):
+            return replace(later, first=self.total)
+        absent = np.zeros(len(later), dtype=np.float32)
+        return replace(
+            self,
+            items=np.concatenate([self.items, later.items]),
+            timestamps=np.concatenate([self.timestamps, later.timestamps]),
+            actions={
+                name: np.concatenate([values, later.actions.get(name, absent)])
+                for name, values in self.actions.items()
+            },
+        )
+
+    def _select(self, places: slice | np.ndarray) -> "History":
+        actions = {name: values[places] for name, values in self.actions.items()}
+        return replace(
+            self, items=self.items[places], timestamps=self.timestamps[places], actions=actions
+        )

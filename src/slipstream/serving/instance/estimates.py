@@ -1,0 +1,125 @@
+"""What a request will cost an instance, in predicted seconds, and what fits before its deadline.
+
+Touch this when a request is computed in another order of passes; the seconds of one pass are in
+cost_model.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+from slipstream.serving.engine.engine import Engine, RankQuery
+from slipstream.serving.instance.cost_model import CostModel
+from slipstream.serving.instance.instance_config import InstanceConfig
+from slipstream.serving.request_errors import OverloadError
+
+
+class RequestEstimates:
+    """Predicted seconds of requests to one engine."""
+
+    def __init__(self, engine: Engine, cost: CostModel, config: InstanceConfig) -> None:
+        self.engine, self.cost, self.config = engine, cost, config
+
+    def batch_seconds(self, queries: Sequence[RankQuery]) -> float:
+        """Predict one pass over these queries.
+
+        Several prefixes are joined by copying, which a batch must earn back. Each is copied three
+        times: end to end with the other prefixes, once more with the new tokens, and into their
+        order.
+        """
+        total, copied = 0.0, 0
+        for query in queries:
+            past = 0 if query.past is None else query.past.tokens
+            new = (
+                self.engine.tokens_per_behaviour * len(query.new)
+                + query.candidates_C.numel()
+                + (0 if past else self.engine.user_tokens)
+            )
+            total += self.cost.pass_seconds(new, past)
+            copied += self.engine.shape.nbytes(past) if past else 0
+        if len(queries) > 1:
+            total -= (len(queries) - 1) * self.cost.pass_seconds(0, 0)
+            total += 3 * self.cost.copy_seconds(copied)
+        return total
+
+    def rank_seconds(self, past_tokens: int, candidates: int) -> float:
+        """Predict the ranking of candidates behind a prefix, its held behaviours included."""
+        return self.cost.pass_seconds(self._held_tokens + candidates, past_tokens)
+
+    def prefix_pays(self, tokens: int) -> bool:
+        """Return whether a prefix saves a ranking more than the extra call to compute it costs.
+
+        A short history is ranked in one pass.
+        """
+        if not tokens or not self.config.trigger.enabled:
+            return tokens > 0
+        new = self._held_tokens + self.config.expected_candidates
+        saved = self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens)
+        return saved > self.cost.plain_seconds(0, 0)
+
+    def separate_prefill_seconds(self, behaviours: int, candidates: int) -> float | None:
+        """Predict a prefill where that and ranking behind it are cheaper than one pass, else None.
+
+        They can be, because a prefill skips the attention of the last layer (see `layer_steps`).
+        """
+        tokens = self.engine.cached_tokens(behaviours)
+        if not tokens:
+            return None
+        last = self._held_tokens + candidates
+        prefill = self.cost.prefill_seconds(tokens)
+        one_pass = self.cost.plain_seconds(tokens + last, 0)
+        two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
+        return prefill if two < one_pass else None
+
+    def behaviours_in_time(
+        self,
+        behaviours: int,
+        candidates: int,
+        slack: float,
+        *,
+        queued: float,
+        prefill: float | None,
+        allow_truncate: bool,
+    ) -> int:
+        """Return how many of the newest behaviours can be ranked within `slack` seconds.
+
+        All of them, fewer where `allow_truncate`, else `OverloadError`. `prefill` are the seconds
+        of a prefill before the ranking, None where all is one pass. Where nothing is queued, a
+        request is tried that only the cost model's own correction forbids: that delays nobody, and
+        shows whether the machine is still that slow.
+        """
+        tokens = self.engine.tokens_of(behaviours)
+        if prefill is None:
+            kind, needed = "inline", self.cost.pass_seconds(tokens + candidates, 0)
+        else:
+            kind, needed = "prefill", prefill + self.rank_seconds(tokens, candidates)
+        if needed <= slack:
+            return behaviours
+        if not allow_truncate:
+            if not queued and needed / max(1.0, self.cost.factor(kind)) <= slack:
+                return behaviours
+            raise OverloadError(
+                "too_slow",
+                "ranking the whole history would miss the deadline, and truncation was not allowed",
+            )
+        kept = most_within(
+            slack,
+            behaviours,
+            lambda count: self.cost.pass_seconds(self.engine.tokens_of(count) + candidates, 0),
+        )
+        if not kept:
+            raise OverloadError("too_slow")
+        return kept
+
+    @property
+    def _held_tokens(self) -> int:
+        return self.engine.tokens_per_behaviour * self.engine.hold
+
+
+def most_within(slack: float, most: int, seconds: Callable[[int], float]) -> int:
+    """Return the largest count up to `most` whose seconds fit `slack`, by bisection; 0 if none."""
+    if seconds(1) > slack:
+        return 0
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if seconds(middle) <= slack else (low, middle - 1)
+    return low

@@ -1,0 +1,117 @@
+"""Between the event loop and the compute thread: submit a job, wait for its result, learn its time.
+
+Touch this when a coroutine waits for computed work in another way; the order of jobs is in
+scheduler.py.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from slipstream.serving.instance.cost_model import CostModel
+from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
+from slipstream.serving.request_errors import OverloadError
+
+OnDone = Callable[[Any, BaseException | None], None]
+
+
+class RecentWaits:
+    """How long requests waited in the queue during the last seconds."""
+
+    def __init__(self, horizon: float = 5.0, most: int = 512) -> None:
+        self._horizon = horizon
+        self._waits: deque[tuple[float, float]] = deque(maxlen=most)
+
+    def add(self, now: float, seconds: float) -> None:
+        """Note one request's wait."""
+        self._waits.append((now, max(0.0, seconds)))
+
+    def tail(self, now: float) -> float:
+        """Return the 99th percentile over the horizon, 0 where nobody waited."""
+        recent = sorted(seconds for at, seconds in self._waits if now - at <= self._horizon)
+        return recent[min(len(recent) - 1, int(0.99 * len(recent)))] if recent else 0.0
+
+
+class JobRunner:
+    """Runs jobs on the compute thread for coroutines of one event loop."""
+
+    def __init__(self, scheduler: Scheduler, cost: CostModel) -> None:
+        self.scheduler, self.cost, self.waits = scheduler, cost, RecentWaits()
+
+    def submit(
+        self,
+        kind: Kind,
+        deadline: float,
+        seconds: float,
+        on_done: OnDone,
+        *,
+        steps: Iterator[Any] | None = None,
+        request: Any = None,
+        extra_seconds: float = 0.0,
+    ) -> Job:
+        """Queue a job predicted to take `seconds`; `on_done` runs on this loop when it has ended.
+
+        It is given up `extra_seconds` after its deadline.
+        """
+        job = Job(kind, deadline, seconds, _on_this_loop(on_done), steps=steps, request=request)
+        job.expires = deadline + extra_seconds
+        self.scheduler.submit(job)
+        return job
+
+    async def run(
+        self,
+        deadline: float,
+        seconds: float,
+        *,
+        steps: Iterator[Any] | None = None,
+        request: Any = None,
+        learn: str | None = None,
+        release: Callable[[], None] | None = None,
+    ) -> Any:
+        """Run one job of a ranking request and return its result.
+
+        `learn` is the kind of work the cost model learns from its time. `release` runs on this loop
+        when the compute thread no longer uses the job's buffers, whatever became of the request.
+        """
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        submitted = time.monotonic()
+
+        def on_done(value: Any, error: BaseException | None) -> None:
+            if release is not None:
+                release()
+            if error is None:
+                if learn is not None:
+                    self.cost.observe(learn, seconds, job.spent)
+                now = time.monotonic()
+                self.waits.add(now, now - submitted - job.spent)
+            if result.done():
+                return
+            if error is None:
+                result.set_result(value)
+            else:
+                result.set_exception(error)
+
+        try:
+            job = self.submit(Kind.RANK, deadline, seconds, on_done, steps=steps, request=request)
+        except OverloadError:
+            if release is not None:
+                release()
+            raise
+        try:
+            return await result
+        except asyncio.CancelledError:
+            self.scheduler.cancel(job)
+            raise
+
+
+def _on_this_loop(on_done: OnDone) -> OnDone:
+    """Return a callback for the compute thread that runs `on_done` on the present event loop."""
+    loop = asyncio.get_running_loop()
+
+    def call(value: Any, error: BaseException | None) -> None:
+        if not loop.is_closed():  # a closed loop has nobody waiting
+            loop.call_soon_threadsafe(on_done, value, error)
+
+    return call

@@ -1,0 +1,62 @@
+"""The cost model is fitted to this machine, never negative, learns, and forgets."""
+
+import numpy as np
+import pytest
+
+from slipstream.serving.instance.cost_model import CostModel, non_negative_fit
+from tests.support.serving_samples import engine
+
+
+def test_the_fit_finds_the_coefficients_and_never_goes_negative():
+    true = np.array([1e-3, 2e-5, 3e-9, 1e-7])
+    shapes = [(16, 0), (64, 64), (128, 1024), (512, 0), (512, 1536), (64, 3072)]
+    model = CostModel(true, 0.0)
+    found = CostModel.fit([(t, p, model.pass_seconds(t, p)) for t, p in shapes], 1e-10)
+    assert found.coefficients == pytest.approx(true, rel=1e-6)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        x, y = rng.random((6, 4)), rng.random(6) + 0.1
+        assert (non_negative_fit(x, y) >= 0).all()
+
+
+def test_the_model_measures_this_machine_and_follows_it(tmp_path):
+    cost = CostModel.measure(engine(tmp_path, blocks=1), seconds=0.2)
+    assert cost.pass_seconds(512, 1536) > cost.pass_seconds(16, 0) > 0
+    assert cost.prefill_seconds(2000) > cost.prefill_seconds(2000, past=1500) > 0
+    assert cost.prefill_seconds(100, past=100) == 0
+    cost.clock = lambda: 0.0  # nothing fades
+    before, prefill = cost.pass_seconds(100, 0), cost.prefill_seconds(500)
+    for _ in range(300):
+        predicted = cost.pass_seconds(100, 0)
+        cost.observe("inline", predicted, 3 * before)
+    assert cost.pass_seconds(100, 0) == pytest.approx(3 * before, rel=0.02)
+    assert cost.prefill_seconds(500) == prefill  # other work, other conditions
+    assert cost.tail_seconds(cost.pass_seconds(100, 0), "inline") >= 3 * before * 0.98
+    cost.slice_seconds = 1e9
+    assert cost.chunk_for(4000) == 2048
+    cost.slice_seconds = 0.0
+    assert cost.chunk_for(4000) == 256
+
+
+def test_what_was_learnt_fades_where_nothing_confirms_it():
+    now = [0.0]
+    cost = CostModel(np.array([0.01, 0.0, 0.0, 0.0]), 1e-9, clock=lambda: now[0])
+    for _ in range(200):
+        # An interruption counts as four times the expected, no more.
+        cost.observe("prefill", cost.prefill_seconds(10), 9.0)
+    assert cost.factor("prefill") == pytest.approx(4.0, rel=0.01)
+    assert cost.tail_seconds(1.0, "prefill") >= 1.0
+    now[0] = 5.0
+    assert 1.5 < cost.factor("prefill") < 2.5
+    now[0] = 60.0
+    assert cost.factor("prefill") == pytest.approx(1.0, abs=0.01)
+    assert cost.tail_seconds(1.0, "prefill") == pytest.approx(1.5, abs=0.01)
+
+
+def test_what_was_measured_survives_as_json():
+    fill = np.array([2e-3, 1e-5, 0.0, 0.0])
+    cost = CostModel(np.array([1e-3, 2e-5, 3e-9, 1e-7]), 1e-10, fill)
+    again = CostModel.of(cost.measured())
+    assert again.prefill_seconds(700, past=100) == cost.prefill_seconds(700, past=100)
+    assert again.pass_seconds(64, 512) == cost.pass_seconds(64, 512)
+    assert CostModel.of(CostModel(cost.coefficients, 0.0).measured()).fill_coefficients is None
