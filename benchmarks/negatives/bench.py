@@ -10,6 +10,7 @@ the logits) and against as many logits drawn freshly; its strictest case is the 
 where the loss is a third of the step. `--quick` takes fewer repeats and sizes.
 """
 
+import functools
 import gc
 import os
 from pathlib import Path
@@ -47,17 +48,13 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
         ways = (*WAYS, "segmented fp16") if negatives == max(counts) else WAYS
         steps = {
             way: negative_steps.touched_step(
-                negative_steps.recipe_of({"negatives": negatives, **negative_steps.VARIANTS[way]}),
-                items,
+                negative_steps.variant_recipe(way, negatives=negatives), items
             )
             for way in ways
         }
-
-        def run(way: str, steps: dict[str, JaggedStep] = steps) -> float:
-            with negative_steps.way_of(way):
-                return steps[way](batch)
-
-        seconds = interleave({way: (lambda way=way: run(way)) for way in ways}, repeats=repeats)  # type: ignore[misc]
+        seconds = interleave(
+            {way: functools.partial(step, batch) for way, step in steps.items()}, repeats=repeats
+        )
         del steps
         gc.collect()
         memory = {way: sized[way][negatives] for way in ways}
@@ -115,8 +112,8 @@ def sharing_rows(
     }
     lookups = {label: looked_up(step, batch) for label, step in steps.items()}
     seconds = interleave(
-        {label: (lambda step=step: step(batch)) for label, step in steps.items()}, repeats=repeats
-    )  # type: ignore[misc]
+        {label: functools.partial(step, batch) for label, step in steps.items()}, repeats=repeats
+    )
     plain = f"{own} own"
     note(", ".join(f"{label} {1e3 * median(taken):.0f} ms" for label, taken in seconds.items()))
     return [

@@ -11,17 +11,15 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipstream.bench.negative_memory import CHILD_SECONDS, gathered_softmax, peak_bytes
+from slipstream.bench.negative_memory import CHILD_SECONDS, peak_bytes, use_gathered_softmax
 from slipstream.bench.step_samples import JaggedStep, batch_of
 from slipstream.training.features import ITEM
-from slipstream.training.objective import RETRIEVAL_LOSSES, RetrievalLoss
 from slipstream.training.recipe import Recipe
 
 STEPS = 2
@@ -43,16 +41,10 @@ def recipe_of(loss: dict[str, Any], *, dim: int = 64, length: int = 256) -> Reci
     )
 
 
-@contextmanager
-def way_of(variant: str) -> Iterator[None]:
-    """Inside, the loss of a variant is in force."""
-    ours = RETRIEVAL_LOSSES["sampled_softmax"]
-    if variant == "gathered":
-        RETRIEVAL_LOSSES["sampled_softmax"] = RetrievalLoss(gathered_softmax, "per_token")
-    try:
-        yield
-    finally:
-        RETRIEVAL_LOSSES["sampled_softmax"] = ours
+def variant_recipe(variant: str, *, dim: int = 64, **loss: Any) -> Recipe:
+    """Make the recipe of a variant; `loss` changes keys of its loss."""
+    recipe = recipe_of({**VARIANTS[variant], **loss}, dim=dim)
+    return use_gathered_softmax(recipe) if variant == "gathered" else recipe
 
 
 def touched_step(recipe: Recipe, items: int) -> JaggedStep:
@@ -82,11 +74,10 @@ def child(variant: str, counts: list[int], lengths: list[int], items: int, threa
     torch.set_num_threads(threads)
     batch, found = batch_of(lengths, items), []
     for negatives in counts:
-        step = touched_step(recipe_of({"negatives": negatives, **VARIANTS[variant]}), items)
+        step = touched_step(variant_recipe(variant, negatives=negatives), items)
         forget_peak()
         before = peak_bytes()
-        with way_of(variant):
-            losses = [step(batch) for _ in range(STEPS)]
+        losses = [step(batch) for _ in range(STEPS)]
         found.append(
             {"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}
         )
@@ -98,8 +89,8 @@ def memory_of(
     variant: str, counts: list[int], lengths: list[int], items: int, threads: int
 ) -> dict[int, dict[str, Any]]:
     """One sample per number of negatives, from a process of the variant's own."""
-    asked = json.dumps([variant, counts, lengths, items, threads])
-    command = [sys.executable, "-m", "benchmarks.negatives.steps", asked]
+    arguments = json.dumps([variant, counts, lengths, items, threads])
+    command = [sys.executable, "-m", "benchmarks.negatives.steps", arguments]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=CHILD_SECONDS
     )

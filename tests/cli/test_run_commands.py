@@ -1,9 +1,6 @@
-"""The life of a run through the command line: prepare, train, evaluate, recommend, export, with the
-real parts.
-"""
+"""A run through the command line: train, evaluate, recommend, export."""
 
 import copy
-import csv
 import json
 import subprocess
 import sys
@@ -18,50 +15,18 @@ from slipstream.errors import SlipstreamError
 from slipstream.training.export import load_recommender
 from slipstream.training.recommend import recommend
 from slipstream.training.run import open_run
-
-BIG = 2**63 - 1  # original ids go up to here
-TINY = (
-    "model.dim=8",
-    "blocks=1",
-    "heads=1",
-    "epochs=2",
-    "threads=1",
-    "negatives=4",
-    "sampler.batch_size=8",
+from tests.support.tiny_runs import (
+    BIG,
+    TINY,
+    prepare_and_train,
+    write_log,
 )
-
-
-def write_log(path, users=20, actions=()):
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["user_id", "item_id", "timestamp", *actions])
-        for user in range(users):
-            for place in range(4 + user % 5):
-                rows.writerow(
-                    [
-                        BIG - user,
-                        BIG - (user * 3 + place * 7) % 40,
-                        1000 + place,
-                        *((user + place) % 2 for _ in actions),
-                    ]
-                )
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A prepared store and a tiny trained run."""
-    place = tmp_path_factory.mktemp("runs")
-    write_log(place / "log.csv")
-    assert (
-        run_command(["data", "prepare", str(place / "log.csv"), "--out", str(place / "store")]) == 0
-    )
-    assert (
-        run_command(
-            ["train", "ml-1m-hstu", f"data={place / 'store'}", *TINY, "--out", str(place / "run")]
-        )
-        == 0
-    )
-    return place
+    return prepare_and_train(tmp_path_factory.mktemp("runs"))
 
 
 def test_training_leaves_a_complete_run(workplace):

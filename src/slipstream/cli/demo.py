@@ -44,8 +44,7 @@ def demo(
     console.rule("export")
     bundle = run.export(out / "bundle")
     console.print(
-        f"bundle {bundle}, version {bundle_version(bundle)}; report "
-        f"{run.directory / 'report.html'}"
+        f"bundle {bundle}, version {bundle_version(bundle)}; report {run.directory / 'report.html'}"
     )
     console.rule("recommend")
     show_recommendation(run, user or str(run.store.users.id(0)), count=10, history=10)
