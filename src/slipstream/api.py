@@ -144,7 +144,8 @@ def train(
 ) -> Run:
     """Train a recipe into `out` (default runs/<name>), resuming what is there.
 
-    The recipe is a path, the name of a shipped one, or a `Recipe`. Settings change keys of the recipe: `max_steps=200`, or `model__dim=64` for a full path.
+    The recipe is a path, the name of a shipped one, or a `Recipe`. Settings change keys of it:
+    `max_steps=200`, or `model__dim=64` for a full path.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(Recipe, Path(recipe), overrides, **settings)

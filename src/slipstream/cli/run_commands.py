@@ -110,7 +110,7 @@ def evaluate(
         bool,
         typer.Option(
             "--hide-request-time",
-            help="Hide the time of the request from the model, to see what time_bias=next gains by it.",
+            help="Hide the time of the request from the model: what time_bias=next gains by it.",
         ),
     ] = False,
 ) -> None:
