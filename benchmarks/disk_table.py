@@ -1,9 +1,8 @@
-"""A disk table ten times its memory budget in training: rows gathered, moved and written back,
-resident memory printed and bounded.
+"""A disk table ten times its memory budget in training: resident memory, and rows after reopening.
 
-Every step asks for 20,000 distinct rows (half from a Zipf law, half anywhere) until well more rows
-have moved than the cache holds; then the table is flushed, opened again, and a sample of rows is
-compared with what training had made of them.
+Every step reads 20,000 distinct rows (half by Zipf's law, half uniform) and updates them, until
+more rows are updated than the cache holds. Then the table is flushed and opened again, and a sample
+of rows is compared with what training left. Touch this when the disk table keeps more in memory.
 """
 
 import os
@@ -31,7 +30,7 @@ UPDATED_OVER_CACHE = 1.3  # train until this many times the cache's rows are upd
 
 
 def resident_bytes() -> int:
-    """Memory of this process in use now."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -54,7 +53,7 @@ class Training:
         self.start, self.peak = resident_bytes(), 0
 
     def step(self) -> None:
-        """Gather, a gradient that pulls rows to zero, update."""
+        """Gather rows, apply a gradient that pulls them to zero."""
         keys_U = _keys(self.rng, self.num_rows, self.step_rows)
         begin = time.perf_counter()
         weights_UD = self.table.gather(keys_U)
@@ -64,7 +63,7 @@ class Training:
         self.peak = max(self.peak, resident_bytes())
 
     def run(self, rows_to_update: int) -> None:
-        """Steps until so many rows have moved."""
+        """Take steps until this many rows are updated."""
         with Progress(transient=True) as progress:
             task = progress.add_task("training", total=rows_to_update)
             while self.updated.sum() < rows_to_update:
@@ -73,10 +72,10 @@ class Training:
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Train, flush, open again; print resident memory beside the budget and the size of the table."""
+    """Train, flush and reopen; print resident memory, the budget and the size of the table."""
     (num_rows, budget), step_rows = (QUICK, 2_000) if quick else (FULL, STEP_ROWS)
     start = resident_bytes()
-    # Beside the working directory, not in the system's temporary one: that may live in memory.
+    # In the working directory: the system's temporary one may be in memory.
     with tempfile.TemporaryDirectory(prefix=".slipstream-bench-", dir=os.getcwd()) as directory:
         table = DiskTable("item", num_rows, DIM, RowwiseAdam(), directory, cache_bytes=budget)
         training = Training(table, num_rows, step_rows)

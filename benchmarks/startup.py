@@ -25,9 +25,7 @@ STARTS = {
 
 def start(words: tuple[str, ...]) -> None:
     """Run one fresh Python process to its end."""
-    subprocess.run(
-        [sys.executable, *words], check=True, capture_output=True, timeout=LIMIT_SECONDS
-    )
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, timeout=LIMIT_SECONDS)
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:

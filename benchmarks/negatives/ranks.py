@@ -1,5 +1,6 @@
-"""Two real ranks train one step with negatives in 32 and in 16 bits and count every byte they send
-each other.
+"""Two real ranks train one step with negatives in 32 and in 16 bits and count the bytes they send.
+
+Touch this when rows or gradients travel in another way.
 """
 
 import json
@@ -27,17 +28,15 @@ from slipstream.training.recommender import Recommender
 WORLD = 2
 
 
-class Counted:
-    """Bytes to other ranks while it is in force: keys, rows and gradients, the last two by how they
-    travel.
-    """
+class ByteLog:
+    """Bytes sent to other ranks inside the block: keys, rows and gradients by precision."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self) -> "ByteLog":
         self._lane, self._transport = Communicator.swap, Transport.swap
-        counted, lane_swap, transport_swap = self, Communicator.swap, Transport.swap
+        log, lane_swap, transport_swap = self, Communicator.swap, Transport.swap
         travelling = ["exact"]
 
         def through(self: Transport, *arguments: Any) -> torch.Tensor:
@@ -59,7 +58,7 @@ class Counted:
                 * sent.dtype.itemsize
             )
             name = "keys" if purpose == "keys" else travelling[0]
-            counted.bytes[name] = counted.bytes.get(name, 0) + away
+            log.bytes[name] = log.bytes.get(name, 0) + away
             return lane_swap(self, sent, send_sizes, receive_sizes, purpose)
 
         Communicator.swap, Transport.swap = swap, through  # type: ignore[method-assign, assignment]
@@ -70,7 +69,7 @@ class Counted:
 
 
 def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: int) -> None:
-    """One rank; rank 0 prints the bytes of both ranks per precision."""
+    """Run one rank; rank 0 prints the bytes of both ranks per precision."""
     torch.set_num_threads(1)
     wait = timedelta(seconds=CHILD_SECONDS)
     dist.init_process_group(
@@ -83,10 +82,10 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
             recommender = Recommender(recipe, Features(items), ranks=ranks)
             optimizer = make_adamw(recommender.model, recipe.optimizer)
             batch = batch_of(lengths, items, seed=rank, first_user=rank * len(lengths))
-            with Counted() as counted:
+            with ByteLog() as log:
                 train_step(recommender, optimizer, batch, 0, 1_000, ranks)
             names = ("keys", "exact", "16 bits")
-            total = ranks.sum([float(counted.bytes.get(name, 0)) for name in names])
+            total = ranks.sum([float(log.bytes.get(name, 0)) for name in names])
             found[precision] = dict(zip(names, total, strict=True))
         if rank == 0:
             print(json.dumps(found))
@@ -95,13 +94,11 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
 
 
 def measure(lengths: list[int], items: int, negatives: int) -> dict[str, dict[str, float]]:
-    """Bytes of one step over both ranks, per precision: keys, exact rows and gradients, those in 16
-    bits.
-    """
+    """Count bytes of one step over both ranks: keys, exact rows and gradients, those in 16 bits."""
     with tempfile.TemporaryDirectory() as scratch:
-        asked = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
+        arguments = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
         found: dict[str, dict[str, float]] = run_ranks(
-            "benchmarks.negatives.ranks", [asked], world=WORLD, seconds_allowed=CHILD_SECONDS
+            "benchmarks.negatives.ranks", [arguments], world=WORLD, seconds_allowed=CHILD_SECONDS
         )
         return found
 

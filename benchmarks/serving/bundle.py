@@ -1,5 +1,6 @@
-"""A bundle of random weights and a stated size: serving speed and exactness do not depend on what a
-model has learnt.
+"""A bundle of random weights and a stated size, for measurements and tests of serving.
+
+Speed and exactness do not depend on what a model has learnt. Touch this when a bundle holds more.
 """
 
 import tempfile
@@ -31,8 +32,9 @@ def random_bundle(
     seed: int = 0,
     noise: float = 0.0,
 ) -> str:
-    """Writes the bundle, returns its version. Item ids run from `first_id`; `noise` shakes all
-    weights so that each is felt.
+    """Write the bundle and return its version.
+
+    Item ids start at `first_id`; `noise` is added to all weights, so that each matters.
     """
     config = ModelConfig.model_validate(model)
     item_features, user_features = item_features or {}, user_features or {}

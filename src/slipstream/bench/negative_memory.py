@@ -1,8 +1,8 @@
-"""How much memory 128 negatives a token cost in one training step: our loss against gathering a row
-for each of them.
+"""How much memory 128 negatives a token cost in a training step, fused and gathered.
 
-Each variant runs in a process of its own and reports by how much the steps raised its peak resident
-memory above what model, tables and batch needed. Everything but the loss is the same.
+Fused is our loss; gathered makes a row for each negative. Each variant runs in a process of its own
+and reports by how much its steps raised the peak resident memory above what model, tables and batch
+need. Everything but the loss is the same. Touch this when the common way of gathering changes.
 """
 
 import json
@@ -25,7 +25,7 @@ GATHERED = "gathered_softmax"
 
 
 def gathered_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
-    """The same loss the common way: [S, R, D] rows in memory."""
+    """Compute sampled softmax the common way, with [S, R, D] rows in memory."""
     assert inputs.negatives is not None
     rows_SRD = inputs.rows_UD[inputs.negatives]
     positive_S1 = (inputs.hidden_SD * inputs.rows_UD[inputs.targets_S]).sum(
@@ -46,8 +46,9 @@ def use_gathered_softmax(recipe: Recipe) -> Recipe:
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process. (Linux hands ru_maxrss of a parent down to its
-    children, so there VmHWM is read.)
+    """Return the peak resident memory of this process.
+
+    Linux hands ru_maxrss of a parent down to its children, so VmHWM is read there.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -60,7 +61,7 @@ def peak_bytes() -> int:
 
 
 def child(variant: str, lengths: list[int], num_items: int, threads: int) -> None:
-    """Some steps of the ML-1M recipe in this process; prints the memory as JSON."""
+    """Run some steps of the ML-1M recipe in this process; prints the memory as JSON."""
     torch.set_num_threads(threads)
     recipe = load_recipe(Recipe, "ml-1m-hstu")
     recipe = use_gathered_softmax(recipe) if variant == "gathered" else recipe
@@ -77,7 +78,7 @@ def child(variant: str, lengths: list[int], num_items: int, threads: int) -> Non
 def measure(
     lengths: list[int], num_items: int, threads: int, repeats: int
 ) -> dict[str, list[dict[str, float]]]:
-    """Samples of every variant, interleaved, each from its own process."""
+    """Return samples of every variant, in turns, each from its own process."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(repeats):
         for variant in VARIANTS:

@@ -29,7 +29,7 @@ OURS, PLAIN = "slipstream", "plain torch"
 
 
 def _stepping(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Step:
-    """Forward and backward of a function of differentiable inputs."""
+    """Return a step: forward and backward of a function of differentiable inputs."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     upstream = torch.rand_like(function(*leaves).detach())
 
@@ -149,7 +149,7 @@ def _rows(tokens: int) -> dict[str, dict[str, Step]]:
 
 
 def _measure(variants: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every variant, interleaved, the first round left out."""
+    """Time every variant in turns; the first round does not count."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(repeats + 1):
         for name, step in variants.items():
@@ -161,7 +161,7 @@ def _measure(variants: dict[str, Step], repeats: int) -> dict[str, list[float]]:
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print a table, write the JSON of a benchmark if asked for."""
+    """Measure, print a table, write the JSON if a path is given."""
     tokens, repeats = (QUICK_TOKENS, QUICK_REPEATS) if quick else (TOKENS, REPEATS)
     torch.manual_seed(0)
     found, claims = [], {}
