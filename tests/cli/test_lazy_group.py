@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import typer
@@ -18,11 +19,11 @@ def program(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
     class Group(LazyGroup):
-        entries = {
+        entries: ClassVar = {
             "sharp": CommandEntry("lazy_sharp:run", "Cut."),
             "blunt": CommandEntry("lazy_blunt:run", "Do not cut."),
         }
-        moved = {"old": "new", "old thing": "new thing"}
+        moved: ClassVar = {"old": "new", "old thing": "new thing"}
 
     made = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
     made.callback()(lambda: None)

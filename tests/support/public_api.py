@@ -13,8 +13,9 @@ import slipstream
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "reference" / "api.md"
 HEAD = """# Python API
 
-What is listed here is public: it changes only with a line in the changelog. Everything else is internal.
-This page is written by `python -m tests.support.public_api --write` from the rooms' `__all__`; a test compares it with them.
+What is listed here is public: it changes only with a line in the changelog. Everything else is
+internal. This page is written by `python -m tests.support.public_api --write` from the rooms'
+`__all__`; a test compares it with them.
 """
 
 

@@ -105,7 +105,8 @@ def check_installed(python: Path) -> str:
 
 
 def test_the_wheel_holds_recipes_kernels_and_types_but_no_benchmarks_or_tests(built):
-    names = zipfile.ZipFile(built[0]).namelist()
+    with zipfile.ZipFile(built[0]) as archive:
+        names = archive.namelist()
     for recipe in (ROOT / "src" / "slipstream" / "recipes").glob("*.yaml"):
         assert f"slipstream/recipes/{recipe.name}" in names
     assert "slipstream/py.typed" in names
@@ -117,7 +118,8 @@ def test_the_wheel_holds_recipes_kernels_and_types_but_no_benchmarks_or_tests(bu
 
 
 def test_the_sdist_holds_the_native_sources(built):
-    names = tarfile.open(built[1]).getnames()
+    with tarfile.open(built[1]) as archive:
+        names = archive.getnames()
     top = f"slipstream-{slipstream.__version__}"
     for source in (ROOT / "native").glob("*"):
         assert f"{top}/native/{source.name}" in names
