@@ -1,6 +1,4 @@
-"""Two ranks: sharing a step never changes its gradient, and what the ranks measured becomes the
-right figure.
-"""
+"""Balancing a step over ranks never changes its gradient, and figures follow from the times."""
 
 import numpy as np
 import pytest

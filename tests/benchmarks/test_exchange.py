@@ -1,6 +1,4 @@
-"""`bench exchange` on a small scale: bytes equal the formula, replicas save what their groups
-predict, TorchRec's rows are ours.
-"""
+"""Bytes of the exchange equal the formula, and TorchRec's rows equal ours."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The benchmark of negatives and the study of their quality, at sizes a test can afford."""
+"""The benchmark of negatives, at sizes a test can afford."""
 
 import json
 
