@@ -6,7 +6,7 @@ from slipstream.bench import kernels
 
 
 def test_a_peer_that_computes_something_else_is_refused(monkeypatch):
-    problem = kernels.Problem(3, 2, 8)
+    problem = kernels.AttentionProblem(3, 2, 8)
     kernels.check_agreement(problem)
     monkeypatch.setattr(kernels, "loop", lambda p: lambda: tuple(2 * x for x in p.ours(True)()))
     with pytest.raises(AssertionError, match="something else"):

@@ -40,12 +40,16 @@ def test_windows_of_the_movielens_step_leave_room_for_what_is_held_out(monkeypat
     assert max(lengths) == 200
 
 
+@pytest.mark.system
 def test_the_bench_writes_its_json(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
     monkeypatch.setattr(
         train_step, "QUICK", [Shape(kind, "tiny", 1, 1, 1) for kind in ("hstu", "fuxi")]
     )
-    monkeypatch.setattr(train_step, "MOVIELENS_USERS", 4)
+    small = {"THREADS": 1, "PEAK_PRODUCTS": 1, "MOVIELENS_USERS": 4, "MOVIELENS_LENGTH": 24}
+    small["ITEMS"] = 500
+    for name, value in small.items():
+        monkeypatch.setattr(train_step, name, value)
     monkeypatch.setattr(Shape, "name", property(lambda shape: f"{shape.kind}-long"))
     # The children that measure memory need seconds to start; here one pair of samples stands for
     # them.

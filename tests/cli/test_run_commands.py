@@ -163,6 +163,7 @@ def test_a_damaged_bundle_is_one_sentence(workplace, tmp_path):
         bundle.read_bundle(good)
 
 
+@pytest.mark.system
 def test_torchrun_starts_one_rank(workplace, tmp_path):
     launcher = [
         sys.executable,

@@ -20,7 +20,7 @@ SHAPES = ((4, 64), (8, 32), (2, 32), (1, 50))
 DIVISOR, BUCKETS, REACH = 200.0, 128, 1024
 
 
-class Problem:
+class AttentionProblem:
     """A batch with lognormal lengths (mean 200), growing timestamps, and leaves for gradients."""
 
     def __init__(self, sequences: int, heads: int, width: int, seed: int = 0) -> None:
@@ -66,7 +66,7 @@ class Problem:
 
 
 def _plain(
-    p: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor
+    p: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor
 ) -> torch.Tensor:
     """Compute HSTU attention of [..., n, heads, width] in plain PyTorch, as research code does."""
     n = q.shape[-3]
@@ -87,7 +87,7 @@ def _plain(
     return torch.einsum("...hij,...jhd->...ihd", weights, v)
 
 
-def loop(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
+def loop(p: AttentionProblem) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Return a step in plain PyTorch over one sequence after the other."""
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -98,7 +98,7 @@ def loop(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
     return step
 
 
-def padded(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
+def padded(p: AttentionProblem) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Return a step in plain PyTorch over all sequences padded to the longest."""
     longest = int(p.lengths.max())
     real = torch.arange(longest).unsqueeze(0) < p.lengths.unsqueeze(1)
@@ -114,7 +114,7 @@ def padded(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
     return step
 
 
-def check_agreement(p: Problem) -> None:
+def check_agreement(p: AttentionProblem) -> None:
     """Refuse peers that compute something else.
 
     Their logarithm in fp32 puts some pairs into another bucket, so gradients may differ by 5 %.
@@ -129,7 +129,7 @@ def check_agreement(p: Problem) -> None:
 
 
 def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[harness.Row]:
-    problem = Problem(sequences, heads, width)
+    problem = AttentionProblem(sequences, heads, width)
     multiply, multiply_flops = harness.matmul_peak()
     variants = {
         "peak": multiply,
@@ -163,13 +163,13 @@ def _peer_rows(sequences: int, repeats: int) -> list[harness.Row]:
     Padded, 128 sequences need about 17 GB, which are kept from round to round, so that the peer
     does not pay for mapping them again.
     """
-    check_agreement(Problem(8, 4, 64))
+    check_agreement(AttentionProblem(8, 4, 64))
     keep_freed_memory(-1)  # give nothing back
     print(
         f"the peers: {sequences} sequences, {repeats} rounds after one that maps their memory",
         file=sys.stderr,
     )
-    problem = Problem(sequences, 4, 64)
+    problem = AttentionProblem(sequences, 4, 64)
     variants = {"ours": problem.ours(True), "loop": loop(problem), "padded": padded(problem)}
     samples = harness.interleave(variants, repeats=repeats)
     ours = harness.median(samples["ours"])
