@@ -11,8 +11,6 @@ downloads of ml-1m, ml-latest-small and kuairand-pure; the output names those th
 last rows are measured by the clock on two real ranks (ranks.py).
 """
 
-import os
-import platform
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.balance import ranks as balance_ranks
-from slipstream.bench.harness import note
+from slipstream.bench.harness import note, short_machine
 from slipstream.bench.history_lengths import real_lengths
 from slipstream.data.balance import Balance, Cost, assign, imbalance
 from slipstream.data.synthetic import Synthetic, draw_lengths, with_lengths
@@ -115,11 +113,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     result = {
         "bench": "balance",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": 1,
         "model": {"dim": DIM, "heads": HEADS, "dqk": HEAD_DIM, "dv": HEAD_DIM, "steps": steps},
         "absent": absent,

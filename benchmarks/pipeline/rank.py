@@ -313,9 +313,9 @@ class Rank:
         return found
 
     def everyone(self, value: float) -> list[float]:
-        heard: list[Any] = [None] * WORLD
-        dist.all_gather_object(heard, value)
-        return heard
+        values: list[Any] = [None] * WORLD
+        dist.all_gather_object(values, value)
+        return values
 
     def inflation(self) -> dict[str, float]:
         """Compute key inflation at 8 parts, clustered and random, and overlap of neighbours."""

@@ -21,7 +21,11 @@ def store(tmp_path):
 def test_every_option_trains_and_is_evaluated_once(store, tmp_path):
     reports = []
     table = run_study(
-        store, tmp_path / "out", seeds=[1], epochs=1, progress=lambda *report: reports.append(report)
+        store,
+        tmp_path / "out",
+        seeds=[1],
+        epochs=1,
+        progress=lambda *report: reports.append(report),
     )
     assert (tmp_path / "out" / "negatives.md").read_text() == table
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]

@@ -1,6 +1,6 @@
 """The study from its command: exact schedules equal bit for bit, finished runs kept, clean stops.
 
-A short study of three variants runs with the system tests, the whole quick study with the slow ones.
+Three variants are studied with the system tests, the whole quick study with the slow ones.
 """
 
 import json
@@ -31,7 +31,6 @@ from slipstream.cli.app import run_command
 from slipstream.data.prepare import Choices, prepare
 from slipstream.errors import SlipstreamError
 from slipstream.tables.embedding_table import Rows
-
 
 SHORT = ("--quick", "--variants", "dual_buffer", "--variants", "semi_async_1")
 

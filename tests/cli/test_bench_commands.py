@@ -1,4 +1,4 @@
-"""`slipstream bench` imports one measurement at a time and writes its JSON where it is told to."""
+"""`slipstream bench` imports one measurement at a time and writes its JSON to the given place."""
 
 import importlib
 import json

@@ -45,6 +45,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def short_machine() -> dict[str, Any]:
+    """Describe the machine in three words: platform, processor, cores."""
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
 def interleave(
     variants: Mapping[str, Callable[[], object]], *, repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:

@@ -6,8 +6,6 @@ memory, one Polars sort, one group-by. Touch this when ingest gets another path 
 """
 
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -139,6 +137,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    from slipstream.bench.harness import short_machine
+
     table = []
     for name, several in samples.items():
         rates = [sample["rows"] / sample["seconds"] for sample in several]
@@ -159,11 +159,7 @@ def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, An
     return {
         "bench": "ingest",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": pl.thread_pool_size(),
         "log_rows": rows,
         "rows": table,

@@ -142,7 +142,7 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
     rows = []
     for name in ("bias", "no bias", "fuxi"):
         seconds = harness.median(samples[name])
-        # FuXi adds two products with the values: 2 more widths beside dqk + dv
+        # FuXi adds two products with the values: 2 more widths on top of dqk + dv
         flops = problem.flops * (2 if name == "fuxi" else 1)
         rows.append(
             {

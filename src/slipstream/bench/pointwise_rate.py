@@ -4,9 +4,6 @@ Forward and backward together, variants interleaved, medians. The ratios are the
 times describe this machine. Touch this when an operator other than attention is added.
 """
 
-import os
-import platform
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +15,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.bench.harness import interleave, short_machine
 from slipstream.files import write_json
 from slipstream.ops import losses, native, pointwise, rows
 
@@ -148,18 +146,6 @@ def _rows(tokens: int) -> dict[str, dict[str, Step]]:
     }
 
 
-def _measure(variants: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Time every variant in turns; the first round does not count."""
-    samples: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(repeats + 1):
-        for name, step in variants.items():
-            begin = time.perf_counter()
-            step()
-            if number:
-                samples[name].append(time.perf_counter() - begin)
-    return samples
-
-
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     """Measure, print a table, write the JSON if a path is given."""
     tokens, repeats = (QUICK_TOKENS, QUICK_REPEATS) if quick else (TOKENS, REPEATS)
@@ -167,7 +153,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     found, claims = [], {}
     for group in (_losses, _pointwise, _rows):
         for operator, variants in group(tokens).items():
-            samples = _measure(variants, repeats)
+            samples = interleave(variants, repeats=repeats)
             middle = {name: median(values) for name, values in samples.items()}
             claims[f"{operator}_speedup"] = middle[PLAIN] / middle[OURS]
             for name, values in samples.items():
@@ -184,11 +170,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     result = {
         "bench": "pointwise",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": torch.get_num_threads(),
         "native": native.status(),
         "sizes": {

@@ -328,6 +328,16 @@ def _print(
             ),
         )
     console.print(table)
+    _print_movielens(console, steps, memory)
+    for name, value in result["claims"].items():
+        console.print(f"{name}: {value:.3f}")
+    if result["quick"]:
+        console.print("quick: the long models were measured with one of their 16 blocks")
+
+
+def _print_movielens(
+    console: Console, steps: list[dict[str, Any]], memory: list[dict[str, Any]]
+) -> None:
     title = (
         f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} "
         f"tokens, lengths {steps[0]['lengths']}"
@@ -349,7 +359,3 @@ def _print(
             f"{row['variant']}: +{row['step_bytes'] / 2**20:,.0f} MB in a step, "
             f"{row['peak_bytes'] / 2**20:,.0f} MB in all"
         )
-    for name, value in result["claims"].items():
-        console.print(f"{name}: {value:.3f}")
-    if result["quick"]:
-        console.print("quick: the long models were measured with one of their 16 blocks")

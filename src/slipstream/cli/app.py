@@ -34,7 +34,7 @@ COMMANDS = {
         (
             "recommend",
             "run_commands:recommend",
-            "Recommend unseen items to a user, beside the history the model saw.",
+            "Recommend unseen items to a user, next to the history the model saw.",
         ),
         (
             "export",

@@ -161,7 +161,7 @@ def prepare_command(
 def inspect_command(
     directory: Path = typer.Argument(..., help="A store written by `slipstream data prepare`."),
     plots: Path | None = typer.Option(
-        None, "--plots", help="Where the PNG goes (beside the store's files unless given)."
+        None, "--plots", help="Where the PNG goes (next to the store's files unless given)."
     ),
 ) -> None:
     """Print statistics of a store and draw its length histogram and popularity curve."""

@@ -137,11 +137,11 @@ def recommend(
     history: Annotated[
         int,
         typer.Option(
-            min=0, max=10_000, help="How many of the latest behaviours to show beside them."
+            min=0, max=10_000, help="How many of the latest behaviours to show next to them."
         ),
     ] = 10,
 ) -> None:
-    """Recommend unseen items to a user, beside the history the model saw."""
+    """Recommend unseen items to a user, next to the history the model saw."""
     from slipstream import api
 
     opened = api.Run(run)
