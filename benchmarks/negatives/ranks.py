@@ -6,9 +6,11 @@ Touch this when rows or gradients travel in another way.
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,6 @@ from benchmarks.negatives.steps import recipe_of
 from slipstream.bench.negative_memory import CHILD_SECONDS
 from slipstream.bench.step_samples import batch_of
 from slipstream.tables.communicator import Communicator
-from slipstream.tables.transport import Transport
 from slipstream.training.features import Features
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
@@ -29,43 +30,31 @@ WORLD = 2
 
 
 class ByteLog:
-    """Bytes sent to other ranks inside the block: keys, rows and gradients by precision."""
+    """Bytes sent to other ranks: keys, and rows and gradients by their precision."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
 
-    def __enter__(self) -> "ByteLog":
-        self._lane, self._transport = Communicator.swap, Transport.swap
-        log, lane_swap, transport_swap = self, Communicator.swap, Transport.swap
-        travelling = ["exact"]
-
-        def through(self: Transport, *arguments: Any) -> torch.Tensor:
-            travelling[0] = "exact" if self.kind == "exact" else "16 bits"
-            try:
-                return transport_swap(self, *arguments)
-            finally:
-                travelling[0] = "exact"
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what every communicator sends inside the block."""
+        original = Communicator.swap
 
         def swap(
-            self: Communicator,
+            communicator: Communicator,
             sent: torch.Tensor,
             send_sizes: list[int],
             receive_sizes: list[int],
             purpose: str,
         ) -> torch.Tensor:
-            away = (
-                sum(size for place, size in enumerate(send_sizes) if place != self.rank)
-                * sent.dtype.itemsize
-            )
-            name = "keys" if purpose == "keys" else travelling[0]
-            log.bytes[name] = log.bytes.get(name, 0) + away
-            return lane_swap(self, sent, send_sizes, receive_sizes, purpose)
+            width = sent.dtype.itemsize
+            away = (sum(send_sizes) - send_sizes[communicator.rank]) * width
+            name = "keys" if purpose == "keys" else "16 bits" if width == 2 else "exact"
+            self.bytes[name] = self.bytes.get(name, 0) + away
+            return original(communicator, sent, send_sizes, receive_sizes, purpose)
 
-        Communicator.swap, Transport.swap = swap, through  # type: ignore[method-assign, assignment]
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        Communicator.swap, Transport.swap = self._lane, self._transport  # type: ignore[method-assign]
+        with patch.object(Communicator, "swap", swap):
+            yield
 
 
 def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: int) -> None:
@@ -82,7 +71,8 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
             recommender = Recommender(recipe, Features(items), ranks=ranks)
             optimizer = make_adamw(recommender.model, recipe.optimizer)
             batch = batch_of(lengths, items, seed=rank, first_user=rank * len(lengths))
-            with ByteLog() as log:
+            log = ByteLog()
+            with log.counting():
                 train_step(recommender, optimizer, batch, 0, 1_000, ranks)
             names = ("keys", "exact", "16 bits")
             total = ranks.sum([float(log.bytes.get(name, 0)) for name in names])
