@@ -127,9 +127,7 @@ def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
 
 
 def peer_losses(rank, world, scratch):
-    """The losses of a few steps by the plain schedule and by TorchRec's pipeline, from the same
-    rows.
-    """
+    """Take a few steps by the plain schedule and by TorchRec's pipeline, from the same rows."""
     setting = replace(SMALL, tier="memory", variants=((pipeline.PEER, 1),))
     me = pipeline_rank.Rank(
         setting, pipeline_rank.arrange("auto", timedelta(seconds=60)), Path(scratch)
