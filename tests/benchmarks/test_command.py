@@ -26,6 +26,7 @@ def help_of(monkeypatch, capsys):
 
     def run(name: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, "--help"])
+        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(f"benchmarks.{name}", run_name="__main__")
         assert ended.value.code == 0

@@ -42,6 +42,7 @@ def test_bytes_between_two_ranks_halve():
 
 
 def test_the_whole_command_writes_its_claims(tmp_path, monkeypatch):
+    monkeypatch.setattr(negatives, "THREADS", 1)
     monkeypatch.setattr(negatives, "QUICK_ITEMS", 2_000)
     monkeypatch.setattr(negatives, "QUICK_COUNTS", (4,))
     monkeypatch.setattr(negatives, "QUICK_LENGTHS", [10, 7])
