@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test-fast test test-slow check sanitize bench peers ray clean
+.PHONY: setup demo test-fast test test-slow check sanitize bench dist peers ray clean
 
 setup: $(STAMP)
 
@@ -50,7 +50,11 @@ sanitize: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/slipstream bench all
 
-# TorchRec and FBGEMM, which `bench tables`, `bench exchange` and `bench pipeline` compare with. TorchRec's metadata asks for CUDA, so: --no-deps.
+# Wheel and sdist in dist/.
+dist: $(STAMP)
+	$(BIN)/python -m build --outdir dist
+
+# TorchRec and FBGEMM, which the benchmarks `tables`, `exchange` and `pipeline` compare with. TorchRec's metadata asks for CUDA, so: --no-deps.
 peers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 \
 		tensordict pyre-extensions typing-inspect mypy-extensions lightning-utilities packaging tqdm cloudpickle pyvers
@@ -60,5 +64,5 @@ ray: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "ray[serve]>=2.49"
 
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src -name '*.so' -delete

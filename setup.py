@@ -1,7 +1,10 @@
-"""Builds the native kernels: one plain C-ABI library per instruction set, picked at run time by `slipstream.ops.native`.
+"""Builds the native kernels: one plain C library per instruction set.
 
-They include no torch header, so one build works beside any torch. Every extension is optional: without a compiler (or for an
-instruction set the compiler does not know) the install still succeeds and the reference back-end serves.
+`slipstream.ops.native` chooses one at run time. They include no torch header, so one build works
+with every torch. Every extension is optional: without a compiler, or for an instruction set the
+compiler does not know, the install still succeeds and the reference back-end serves.
+
+Touch this when the kernels need another flag or instruction set.
 """
 
 import glob

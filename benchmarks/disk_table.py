@@ -1,9 +1,8 @@
-"""A disk table ten times its memory budget in training: rows gathered, moved and written back,
-resident memory printed and bounded.
+"""A disk table ten times its memory budget in training: resident memory, and rows after reopening.
 
-Every step asks for 20,000 distinct rows (half from a Zipf law, half anywhere) until well more rows
-have moved than the cache holds; then the table is flushed, opened again, and a sample of rows is
-compared with what training had made of them.
+Every step reads 20,000 distinct rows (half by Zipf's law, half uniform) and updates them, until
+more rows are updated than the cache holds. Then the table is flushed and opened again, and a sample
+of rows is compared with what training left. Touch this when the disk table keeps more in memory.
 """
 
 import os
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
+from benchmarks.command import run_measurement
 from slipstream.bench import harness
 from slipstream.tables.disk_table import DiskTable
 from slipstream.tables.row_optimizers import RowwiseAdam
@@ -26,11 +26,11 @@ FULL, QUICK = (
     (10_000_000, 1 << 30),
     (200_000, 21 << 20),
 )  # rows and cache bytes; a row with its state is 1,040 bytes
-MOVED_OVER_CACHE = 1.3  # train until so many times the cache's rows have been moved
+UPDATED_OVER_CACHE = 1.3  # train until this many times the cache's rows are updated
 
 
 def resident_bytes() -> int:
-    """Memory of this process in use now."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -49,42 +49,42 @@ class Training:
         self.table, self.num_rows, self.step_rows = table, num_rows, step_rows
         self.rng = np.random.default_rng(0)
         self.seconds: list[float] = []
-        self.moved = np.zeros(num_rows, dtype=bool)
+        self.updated = np.zeros(num_rows, dtype=bool)
         self.start, self.peak = resident_bytes(), 0
 
     def step(self) -> None:
-        """Gather, a gradient that pulls rows to zero, update."""
+        """Gather rows, apply a gradient that pulls them to zero."""
         keys_U = _keys(self.rng, self.num_rows, self.step_rows)
         begin = time.perf_counter()
         weights_UD = self.table.gather(keys_U)
         self.table.apply(keys_U, weights_UD, 1e-3)
         self.seconds.append(time.perf_counter() - begin)
-        self.moved[keys_U.numpy()] = True
+        self.updated[keys_U.numpy()] = True
         self.peak = max(self.peak, resident_bytes())
 
-    def run(self, rows_to_move: int) -> None:
-        """Steps until so many rows have moved."""
+    def run(self, rows_to_update: int) -> None:
+        """Take steps until this many rows are updated."""
         with Progress(transient=True) as progress:
-            task = progress.add_task("training", total=rows_to_move)
-            while self.moved.sum() < rows_to_move:
+            task = progress.add_task("training", total=rows_to_update)
+            while self.updated.sum() < rows_to_update:
                 self.step()
-                progress.update(task, completed=int(self.moved.sum()))
+                progress.update(task, completed=int(self.updated.sum()))
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Train, flush, open again; print resident memory beside the budget and the size of the table."""
+    """Train, flush and reopen; print resident memory, the budget and the size of the table."""
     (num_rows, budget), step_rows = (QUICK, 2_000) if quick else (FULL, STEP_ROWS)
     start = resident_bytes()
-    # Beside the working directory, not in the system's temporary one: that may live in memory.
+    # In the working directory: the system's temporary one may be in memory.
     with tempfile.TemporaryDirectory(prefix=".slipstream-bench-", dir=os.getcwd()) as directory:
         table = DiskTable("item", num_rows, DIM, RowwiseAdam(), directory, cache_bytes=budget)
         training = Training(table, num_rows, step_rows)
-        training.run(int(MOVED_OVER_CACHE * table.cache_rows))
+        training.run(int(UPDATED_OVER_CACHE * table.cache_rows))
         begin = time.perf_counter()
         table.flush()
         flush_seconds, peak = time.perf_counter() - begin, max(training.peak, resident_bytes())
         sample = torch.from_numpy(
-            np.flatnonzero(training.moved)[:: max(1, int(training.moved.sum()) // 5_000)]
+            np.flatnonzero(training.updated)[:: max(1, int(training.updated.sum()) // 5_000)]
         )
         trained, counters, record_bytes, cache_rows = (
             table.read(sample),
@@ -113,7 +113,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         "budget GB": budget / 1e9,
         "resident GB": (peak - start) / 1e9,
         "cache rows": cache_rows,
-        "rows moved": int(training.moved.sum()),
+        "rows updated": int(training.updated.sum()),
         "steps": len(training.seconds),
         "ms a step": 1e3 * harness.median(training.seconds),
         "spread": harness.spread(training.seconds),
@@ -123,3 +123,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
         "samples": training.seconds,
     }
     return harness.finish("disk-table", [row], claims, json_path)
+
+
+if __name__ == "__main__":
+    run_measurement(run, __doc__)

@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""How long ranks wait for the slowest one, with and without balancing."""

@@ -1,18 +1,16 @@
-"""How long ranks wait for the slowest one, by predicted FLOPs, with and without balancing, on real
-and synthetic lengths.
+"""How long ranks wait for the slowest one, with and without balancing.
 
-Random global batches with a fixed number of sequences per rank; every variant shares the same
-batches. `imbalance` is the mean over steps of (slowest - mean) / slowest; `floor` is what no
-sharing can beat without cutting a sequence: where it is high, one sequence costs more than a rank's
-fair share, and only more sequences per rank, or a cap, would help.
+Real and synthetic lengths, predicted FLOPs, random global batches with a fixed number of sequences
+per rank; every variant gets the same batches. `imbalance` is the mean over steps of (slowest -
+mean) / slowest. `floor` is what no assignment can beat without cutting a sequence: where it is
+high, one sequence costs more than a rank's fair share, and only more sequences per rank, or a cap,
+would help.
 
-Real lengths come from the folders named in `$SLIPSTREAM_DATA` (default `data`): prepared stores or
-raw downloads of ml-1m, ml-latest-small and kuairand-pure; absent ones are left out and said so. The
-last rows are no prediction: two real ranks, by the clock (slipstream/bench/balance_ranks.py).
+Real lengths come from the folders of `$SLIPSTREAM_DATA` (default `data`): prepared stores or raw
+downloads of ml-1m, ml-latest-small and kuairand-pure; the output names those that are absent. The
+last rows are measured by the clock on two real ranks (ranks.py).
 """
 
-import os
-import platform
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.balance import ranks as balance_ranks
-from slipstream.bench.harness import note
+from slipstream.bench.harness import note, short_machine
 from slipstream.bench.history_lengths import real_lengths
 from slipstream.data.balance import Balance, Cost, assign, imbalance
 from slipstream.data.synthetic import Synthetic, draw_lengths, with_lengths
@@ -45,9 +43,7 @@ VARIANTS: dict[str, tuple[Balance, bool]] = {
 
 
 def settings() -> dict[str, np.ndarray | None]:
-    """Every kind of lengths the figures are about. The first two carry the claims; call them
-    synthetic.
-    """
+    """Return every kind of lengths; the first two, which carry the claims, are synthetic."""
     drawn = draw_lengths(with_lengths(Synthetic(), "kuairand-1k"), 50_000, np.random.default_rng(0))
     found: dict[str, np.ndarray | None] = {
         f"synthetic KuaiRand-1K, cap {LONG:,}": np.minimum(drawn, LONG),
@@ -63,7 +59,7 @@ def settings() -> dict[str, np.ndarray | None]:
 def measure(
     lengths: np.ndarray, world_size: int, per_rank: int, steps: int, cost: Cost
 ) -> list[dict[str, Any]]:
-    """Imbalance of every variant over the same random batches."""
+    """Compute the imbalance of every variant over the same random batches."""
     generator = np.random.default_rng(world_size)
     batches = [
         lengths[generator.integers(0, lengths.size, per_rank * world_size)] for _ in range(steps)
@@ -97,7 +93,7 @@ def measure(
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print a table, write the JSON of a benchmark if asked for."""
+    """Measure, print a table, write the JSON if a path is given."""
     steps = QUICK_STEPS if quick else STEPS
     cost = Cost.of_hstu(DIM, HEADS, HEAD_DIM, HEAD_DIM)
     rows, absent = [], []
@@ -117,11 +113,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     result = {
         "bench": "balance",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": 1,
         "model": {"dim": DIM, "heads": HEADS, "dqk": HEAD_DIM, "dv": HEAD_DIM, "steps": steps},
         "absent": absent,
@@ -138,9 +130,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def _claims(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Headline figures: LPT against fixed counts on the capped synthetic lengths, 2 ranks (as
-    measured for real) and 64.
-    """
+    """Compare LPT with fixed counts on the capped synthetic lengths, 2 ranks and 64."""
     found = {(row["lengths"], row["ranks"], row["variant"]): row["imbalance"] for row in rows}
     lengths = rows[0]["lengths"]
     return {

@@ -3,11 +3,11 @@
 Two processes of one thread each (pinned to a core where the system allows it), joined by gloo over
 loopback. A step is: look up rows, forward, backward of the summed loss, then one all-reduce of the
 dense gradients together with the count of supervised tokens, whose quotient is the gradient of the
-global mean, whoever computed what. Histories have synthetic KuaiRand-1K lengths, cut to a cap.
+global mean. Histories have synthetic KuaiRand-1K lengths, cut to a cap.
 
 Costs are fitted before anything is measured, on lengths and items of their own: both ranks time
 single histories of a few lengths, and least squares on relative errors gives seconds = constant +
-linear n + quadratic n^2. The constant belongs to a step, not to a history, so sharing ignores it.
+linear n + quadratic n^2. The constant belongs to a step, not to a history, so it is left out.
 Every step is repeated with the variants in turns; a rank's compute time is the median of its
 repeats.
 """
@@ -66,7 +66,7 @@ class Setting:
         return Recipe.model_validate({"name": "balance", "model": model, "loss": {"negatives": 32}})
 
     def lengths(self) -> np.ndarray:
-        """Lengths of every global batch, [steps, ranks * per_rank]."""
+        """Draw the lengths of every global batch, [steps, ranks * per_rank]."""
         drawn = draw_lengths(
             with_lengths(Synthetic(), "kuairand-1k"),
             self.steps * WORLD * self.per_rank,
@@ -79,9 +79,7 @@ QUICK = Setting(cap=2048, steps=3)
 
 
 def gradient_of_sum(recommender: Recommender, batch: JaggedBatch, step: int) -> torch.Tensor:
-    """The dense gradient of the batch's summed loss, flat, with the count of its supervised tokens
-    at the end.
-    """
+    """Return the flat dense gradient of the summed loss, its token count at the end."""
     loss, count = recommender.loss_sum(batch, step)
     loss.backward()
     parameters = list(recommender.model.parameters())
@@ -93,27 +91,25 @@ def gradient_of_sum(recommender: Recommender, batch: JaggedBatch, step: int) -> 
 
 
 def global_mean(summed: torch.Tensor) -> torch.Tensor:
-    """From the sum over ranks: the gradient of the loss's mean over the whole step."""
+    """Divide the sum over ranks by its count: the gradient of the step's mean loss."""
     return summed[:-1] / summed[-1]
 
 
 class Rank:
-    """One of the processes."""
+    """One of the two processes."""
 
     def __init__(self, setting: Setting, rank: int) -> None:
         self.setting, self.rank = setting, rank
         self.recommender = Recommender(setting.recipe(), Features(ITEMS))
 
     def compute(self, batch: JaggedBatch, step: int) -> tuple[torch.Tensor, float, float]:
-        """Gradient, and the seconds it took by the clock and by this process's processor time."""
+        """Compute the gradient; returns its seconds by the clock and by processor time."""
         begin, cpu = time.perf_counter(), time.process_time()
         gradient = gradient_of_sum(self.recommender, batch, step)
         return gradient, time.perf_counter() - begin, time.process_time() - cpu
 
     def fit_cost(self) -> Cost:
-        """Linear and quadratic seconds of a history, from timing a few lengths on all ranks at
-        once.
-        """
+        """Fit linear and quadratic seconds of a history, timed on all ranks at once."""
         lengths = np.array([max(8, self.setting.cap * part // 8) for part in (1, 2, 3, 4, 6, 8)])
         best = np.full(lengths.size, np.inf)
         for repeat in range(1 + self.setting.repeats):
@@ -129,7 +125,7 @@ class Rank:
         return fit_cost(lengths, everyone.numpy() / WORLD)
 
     def run_steps(self, cost: Cost) -> list[dict[str, Any]]:
-        """This rank's times: per step and variant a list over the repeats."""
+        """Time this rank's steps: a list over the repeats per step and variant."""
         found = []
         for step, lengths in enumerate(self.setting.lengths()):
             whole = batch_of(lengths.tolist(), ITEMS, seed=step)
@@ -156,8 +152,9 @@ class Rank:
         return found
 
     def gradient_error(self, dtype: torch.dtype) -> float:
-        """Largest difference of the balanced ranks' mean gradient from one rank's own, over the
-        largest gradient; a short batch.
+        """Compare the balanced ranks' mean gradient with that of one rank, on a short batch.
+
+        Returns the largest difference over the largest gradient.
         """
         recommender = Recommender(self.setting.recipe(), Features(ITEMS), dtype=dtype)
         lengths = np.minimum([60, 3, 17, 41, 1, 25], self.setting.cap)
@@ -172,9 +169,7 @@ class Rank:
 
 
 def fit_cost(lengths: np.ndarray, seconds: np.ndarray) -> Cost:
-    """Least squares on relative errors; a negative coefficient is left out and the rest fitted
-    again.
-    """
+    """Fit by least squares on relative errors; a negative coefficient is left out."""
     columns = np.stack(
         [np.ones(lengths.size), lengths.astype(np.float64), lengths.astype(np.float64) ** 2], axis=1
     )
@@ -192,7 +187,7 @@ def fit_cost(lengths: np.ndarray, seconds: np.ndarray) -> Cost:
 
 
 def child(rank: int, meeting: str, setting: Setting) -> None:
-    """One rank; rank 0 prints everybody's times as JSON."""
+    """Run one rank; rank 0 prints all ranks' times as JSON."""
     torch.set_num_threads(1)
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     pinned = len(cpus) >= WORLD
@@ -227,18 +222,19 @@ def child(rank: int, meeting: str, setting: Setting) -> None:
 
 
 def launch(setting: Setting) -> dict[str, Any]:
-    """What the ranks measured."""
+    """Run both ranks and return their times."""
     with tempfile.TemporaryDirectory(prefix="slipstream-balance-") as scratch:
-        told = [str(Path(scratch) / "meeting"), json.dumps(asdict(setting))]
+        arguments = [str(Path(scratch) / "meeting"), json.dumps(asdict(setting))]
         return run_ranks(
-            "benchmarks.balance.ranks", told, world=WORLD, seconds_allowed=setting.seconds_allowed
+            "benchmarks.balance.ranks",
+            arguments,
+            world=WORLD,
+            seconds_allowed=setting.seconds_allowed,
         )
 
 
 def figures(name: str, ranks: list[list[dict[str, Any]]], steps: int) -> dict[str, Any]:
-    """Imbalance of one variant: per step (slowest - mean) / step time, each rank's times being
-    medians over the repeats.
-    """
+    """Compute the imbalance of one variant: per step (slowest - mean) / step time."""
     waits, cpu_waits, step_seconds = [], [], []
     for step in range(steps):
         taken = [
@@ -263,8 +259,9 @@ def figures(name: str, ranks: list[list[dict[str, Any]]], steps: int) -> dict[st
 
 
 def measure(quick: bool = False, setting: Setting | None = None) -> dict[str, Any]:
-    """Rows and headline figures of both variants; `imbalance_predicted` is what the fitted cost
-    says of the same batches.
+    """Return rows and headline figures of both variants.
+
+    `imbalance_predicted` is what the fitted cost predicts for the same batches.
     """
     setting = setting or (QUICK if quick else Setting())
     found = launch(setting)

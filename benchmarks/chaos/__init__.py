@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""Serving whose processes are killed and drained under load."""

@@ -1,8 +1,7 @@
-"""Kill instances and the router under load, drain them, soak: are all scores right, is nothing
-admitted lost, how soon is it back?
+"""Kill instances and the router under load, drain them, and soak.
 
-Every score is compared with the full pass without any cache. Recovery is counted until the killed
-process answers again.
+The questions: is every score right, is any admitted request lost, how soon do killed processes
+answer again, does memory grow? Every score is compared with the full pass without a cache.
 """
 
 import secrets
@@ -38,7 +37,7 @@ MIB = 1 << 20
 
 
 def visitors(engine: Engine, count: int, longest: int, seed: int = 0) -> list[Visitor]:
-    """Users with histories of many lengths, every second one stored, and the scores each must get."""
+    """Make users with histories of many lengths, half of them stored, and their scores."""
     rng, found = np.random.default_rng(seed), []
     for number, length in enumerate(np.geomspace(1, longest, count).astype(int).tolist()):
         items = FIRST_ID + rng.integers(0, NUM_ITEMS, length)
@@ -65,7 +64,7 @@ def visitors(engine: Engine, count: int, longest: int, seed: int = 0) -> list[Vi
 
 
 def plan(directory: Path, bundle: Path, key: str, **changes: Any) -> DeploymentConfig:
-    """Two instances and a router, with a cache small enough that every tier is in use."""
+    """Plan two instances and a router, with a cache so small that every tier is in use."""
     model = {"device_bytes": 24 * MIB, "host_bytes": 64 * MIB, "ranking_budget": 0.002}
     settings = {
         "bundle": str(bundle),
@@ -81,9 +80,12 @@ def plan(directory: Path, bundle: Path, key: str, **changes: Any) -> DeploymentC
 def measure(
     course: Course, *, sessions: int = 4, think: float = 0.2, users: int = 40, longest: int = 1_500
 ) -> Verdict:
-    """One course over a deployment of its own."""
+    """Run one course over a deployment of its own."""
     console = Console(stderr=True, highlight=False)
-    say = lambda sentence: console.print(sentence, style="dim")
+
+    def log(sentence: str) -> None:
+        console.print(sentence, style="dim")
+
     key = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="slipstream-chaos-") as folder:
         directory = Path(folder)
@@ -91,15 +93,15 @@ def measure(
             directory / "bundle", MODEL, num_items=NUM_ITEMS, first_id=FIRST_ID, noise=0.05
         )
         people = visitors(Engine(directory / "bundle"), users, longest)
-        with supervised(plan(directory, directory / "bundle", key), say) as supervisor:
+        with supervised(plan(directory, directory / "bundle", key), log) as supervisor:
             load = Load(
                 supervisor.url, key, people, sessions=sessions, think=think, deadline_ms=5_000.0
             )
-            return run_course(supervisor, load, course, say)
+            return run_course(supervisor, load, course, log)
 
 
 def report(verdict: Verdict, json_path: Path | None) -> dict[str, Any]:
-    """The table and the claims."""
+    """Make the table and the claims."""
     tally = verdict.tally
     recoveries = [seconds for found in verdict.recoveries.values() for seconds in found]
     unexplained = tally.unexplained(verdict.kill_times)
@@ -132,18 +134,18 @@ def report(verdict: Verdict, json_path: Path | None) -> dict[str, Any]:
     }
     if verdict.resident_bytes:
         totals = [sum(sample.values()) for sample in verdict.resident_bytes]
-        told = f"MiB resident at the end of the soak, {verdict.growth():.3f} of its beginning"
+        text = f"MiB resident at the end of the soak, {verdict.growth():.3f} of its beginning"
         rows.append(
-            _row("memory", round(totals[-1] / MIB), told, [float(total) for total in totals])
+            _row("memory", round(totals[-1] / MIB), text, [float(total) for total in totals])
         )
         claims["soak_growth"] = verdict.growth()
     return harness.finish("chaos", rows, claims, json_path)
 
 
 def _row(
-    variant: str, count: int, told: str = "", samples: list[float] | None = None
+    variant: str, count: int, text: str = "", samples: list[float] | None = None
 ) -> harness.Row:
-    return {"variant": variant, "count": count, "": told, "samples": samples or []}
+    return {"variant": variant, "count": count, "": text, "samples": samples or []}
 
 
 def _hits(hits: dict[str, int]) -> str:
@@ -151,7 +153,7 @@ def _hits(hits: dict[str, int]) -> str:
 
 
 def run(quick: bool, json_path: Path | None) -> dict[str, Any]:
-    """The whole course: kills, drains and ten minutes of soak; `quick` soaks for ten seconds."""
+    """Run kills, drains and ten minutes of soak; `quick` soaks for ten seconds."""
     course = (
         Course(instance_kills=3, router_kills=2, soak_seconds=10.0)
         if quick

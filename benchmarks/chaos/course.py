@@ -1,5 +1,6 @@
-"""The course of `bench chaos`: a deployment under load whose processes are killed, drained and
-watched.
+"""The course of the chaos benchmark: a deployment under load is killed, drained and watched.
+
+Touch this when another failure should be tried.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ RECOVERY_LIMIT_SECONDS = 60.0
 
 @dataclass
 class Verdict:
-    """What `bench chaos` reports."""
+    """What the course found."""
 
     tally: Tally
     kills: dict[str, list[float]] = field(default_factory=dict)
@@ -35,9 +36,7 @@ class Verdict:
         return [moment for moments in self.kills.values() for moment in moments]
 
     def growth(self) -> float:
-        """Resident memory of all processes at the end of the soak over that at its beginning,
-        medians of a third each.
-        """
+        """Divide resident memory at the end of the soak by that at its beginning (medians)."""
         totals = [sum(sample.values()) for sample in self.resident_bytes]
         third = max(1, len(totals) // 3)
         first, last = sorted(totals[:third]), sorted(totals[-third:])
@@ -46,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Course:
-    """How long and how rough."""
+    """How long the course takes, and how often it kills."""
 
     instance_kills: int = 3
     router_kills: int = 2
@@ -57,9 +56,9 @@ class Course:
 
 
 @contextlib.contextmanager
-def supervised(plan: DeploymentConfig, say: Callable[[str], None]) -> Iterator[Supervisor]:
-    """A supervisor running in a thread; everything has left when the block ends."""
-    supervisor = Supervisor(plan, say)
+def supervised(plan: DeploymentConfig, log: Callable[[str], None]) -> Iterator[Supervisor]:
+    """Run a supervisor in a thread; all its processes have ended when the block ends."""
+    supervisor = Supervisor(plan, log)
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -82,14 +81,14 @@ def supervised(plan: DeploymentConfig, say: Callable[[str], None]) -> Iterator[S
 
 
 def run_course(
-    supervisor: Supervisor, load: Load, course: Course, say: Callable[[str], None]
+    supervisor: Supervisor, load: Load, course: Course, log: Callable[[str], None]
 ) -> Verdict:
-    """The whole course. The supervisor is stopped at its end."""
-    return asyncio.run(_run_course(supervisor, load, course, say))
+    """Run the whole course; the supervisor is stopped at its end."""
+    return asyncio.run(_run_course(supervisor, load, course, log))
 
 
 async def _run_course(
-    supervisor: Supervisor, load: Load, course: Course, say: Callable[[str], None]
+    supervisor: Supervisor, load: Load, course: Course, log: Callable[[str], None]
 ) -> Verdict:
     verdict = Verdict(load.tally)
     await load.store_histories()
@@ -98,19 +97,19 @@ async def _run_course(
         await asyncio.sleep(1.0)
         for number in range(course.instance_kills):
             await _kill(
-                supervisor.instances[number % len(supervisor.instances)], "instance", verdict, say
+                supervisor.instances[number % len(supervisor.instances)], "instance", verdict, log
             )
             await asyncio.sleep(course.between_kills)
         for number in range(course.router_kills):
             await _kill(
-                supervisor.routers[number % len(supervisor.routers)], "router", verdict, say
+                supervisor.routers[number % len(supervisor.routers)], "router", verdict, log
             )
             await asyncio.sleep(course.between_kills)
         before = len(load.tally.failures)
         for number in range(course.rolling):
-            await _roll(supervisor.instances[number % len(supervisor.instances)], say)
+            await _roll(supervisor.instances[number % len(supervisor.instances)], log)
         verdict.lost_in_rolling = len(load.tally.failures) - before
-        await _soak(supervisor, course, verdict, say)
+        await _soak(supervisor, course, verdict, log)
         before = len(load.tally.failures)
         load.stop()
         supervisor.stop()  # SIGTERM to all, with requests under way
@@ -123,10 +122,8 @@ async def _run_course(
     return verdict
 
 
-async def _kill(child: Child, kind: str, verdict: Verdict, say: Callable[[str], None]) -> None:
-    """kill -9, then wait until the killed process answers again (a router: until a request
-    succeeds).
-    """
+async def _kill(child: Child, kind: str, verdict: Verdict, log: Callable[[str], None]) -> None:
+    """Send SIGKILL, then wait until the process answers again."""
     assert child.process is not None
     old, successes = child.process.pid, verdict.tally.successes
     moment = time.monotonic()
@@ -141,34 +138,37 @@ async def _kill(child: Child, kind: str, verdict: Verdict, say: Callable[[str], 
 
     seconds = await _wait_for(back, f"{child.name} did not come back")
     verdict.recoveries.setdefault(kind, []).append(seconds)
-    say(f"killed {child.name}: back after {seconds:.2f} s")
+    log(f"killed {child.name}: back after {seconds:.2f} s")
 
 
-async def _roll(child: Child, say: Callable[[str], None]) -> None:
-    """SIGTERM to one instance while the load goes on: it drains, leaves, and is started again."""
+async def _roll(child: Child, log: Callable[[str], None]) -> None:
+    """Send SIGTERM to one instance under load: it drains, ends, and is started again."""
     assert child.process is not None
     old = child.process.pid
     os.kill(old, signal.SIGTERM)
-    back = lambda: child.process is not None and child.process.pid != old and is_ready(child.url)
+
+    def back() -> bool:
+        return child.process is not None and child.process.pid != old and is_ready(child.url)
+
     seconds = await _wait_for(back, f"{child.name} did not come back from its drain")
-    say(f"drained {child.name}: back after {seconds:.2f} s")
+    log(f"drained {child.name}: back after {seconds:.2f} s")
 
 
-async def _wait_for(condition: Callable[[], bool], complaint: str) -> float:
+async def _wait_for(condition: Callable[[], bool], problem: str) -> float:
     began = time.monotonic()
     while not await asyncio.to_thread(condition):
         if time.monotonic() - began > RECOVERY_LIMIT_SECONDS:
-            raise SlipstreamError(f"{complaint} within {RECOVERY_LIMIT_SECONDS:.0f} s")
+            raise SlipstreamError(f"{problem} within {RECOVERY_LIMIT_SECONDS:.0f} s")
         await asyncio.sleep(0.02)
     return time.monotonic() - began
 
 
 async def _soak(
-    supervisor: Supervisor, course: Course, verdict: Verdict, say: Callable[[str], None]
+    supervisor: Supervisor, course: Course, verdict: Verdict, log: Callable[[str], None]
 ) -> None:
-    """Leave everything in peace and watch its memory."""
+    """Leave everything alone and watch its memory."""
     end = time.monotonic() + course.soak_seconds
-    told = time.monotonic()
+    last_log = time.monotonic()
     while time.monotonic() < end:
         verdict.resident_bytes.append(
             {
@@ -176,17 +176,17 @@ async def _soak(
                 for child in [*supervisor.instances, *supervisor.routers]
             }
         )
-        if time.monotonic() - told > 30:
-            told = time.monotonic()
-            say(
+        if time.monotonic() - last_log > 30:
+            last_log = time.monotonic()
+            log(
                 f"soaking: {sum(verdict.resident_bytes[-1].values()) / 2**20:.0f} MiB, "
-                f"{end - told:.0f} s left"
+                f"{end - last_log:.0f} s left"
             )
         await asyncio.sleep(course.sample_seconds)
 
 
 def resident_bytes(child: Child) -> int:
-    """Resident memory of a child, 0 when it is gone."""
+    """Return the resident memory of a child, 0 when it has ended."""
     if child.process is None:
         return 0
     with contextlib.suppress(OSError):

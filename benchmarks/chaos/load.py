@@ -1,5 +1,6 @@
-"""The load of `bench chaos`: sessions that pre-infer, wait, rank and check every score, and notes
-of what went wrong and when.
+"""The load of the chaos benchmark: sessions that pre-infer, wait, rank and check every score.
+
+Touch this when a session should send other requests.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ TOLERANCE = 1e-5  # of a score, where it is not equal bit for bit
 
 @dataclass(frozen=True)
 class Visitor:
-    """A user whose scores are known: `expected` comes from the full pass without any cache."""
+    """A user whose scores are known: `expected` comes from the full pass without a cache."""
 
     user: str
     history: HistoryMessage
@@ -30,7 +31,7 @@ class Visitor:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request without an answer: when it was sent, when it failed, what it was told."""
+    """A request without an answer: when it was sent, when it failed, and the reason."""
 
     began: float
     ended: float
@@ -39,7 +40,7 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """Counts of answers and failures."""
 
     answered: int = 0
     wrong: int = 0
@@ -49,7 +50,7 @@ class Tally:
     successes: list[float] = field(default_factory=list)
 
     def check(self, visitor: Visitor, answer: RankAnswer) -> None:
-        """Count an answer, and whether its scores are the oracle's."""
+        """Count an answer, and whether its scores are the expected ones."""
         self.answered += 1
         self.hits[answer.hit] = self.hits.get(answer.hit, 0) + 1
         difference = largest_difference(visitor.expected, answer.scores)
@@ -57,7 +58,7 @@ class Tally:
         self.wrong += not difference <= TOLERANCE
 
     def unexplained(self, kills: Sequence[float], slack: float = 0.05) -> list[Failure]:
-        """Failures of requests that were not in flight when something was killed."""
+        """Return failures of requests that were not in flight when something was killed."""
         return [
             f
             for f in self.failures
@@ -68,8 +69,9 @@ class Tally:
 def largest_difference(
     expected: Mapping[str, Sequence[float]], got: Mapping[str, Sequence[float]]
 ) -> float:
-    """Over all tasks and candidates; infinite where tasks or counts differ, or a score is not a
-    number.
+    """Return the largest difference over all tasks and candidates.
+
+    It is infinite where tasks or counts differ, or a score is not a number.
     """
     if set(expected) != set(got) or any(len(expected[task]) != len(got[task]) for task in expected):
         return float("inf")
@@ -80,7 +82,7 @@ def largest_difference(
 
 
 class Load:
-    """`sessions` visitors at a time, one request after the other, until `stop`."""
+    """`sessions` visitors at a time, each sending one request after the other, until `stop`."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class Load:
         self._stopping = False
 
     async def store_histories(self) -> None:
-        """Put the histories of stored visitors where the instances find them."""
+        """Store the histories of stored visitors through the server."""
         async with AsyncClient(self._url, self._key) as client:
             for visitor in self._visitors:
                 if visitor.stored:
@@ -108,7 +110,7 @@ class Load:
                     )
 
     async def run(self) -> None:
-        """Until `stop` was called and every request under way has ended."""
+        """Send requests until `stop` is called and every running request has ended."""
         async with AsyncClient(
             self._url, self._key, self._deadline_ms, connections=self._sessions
         ) as client:
@@ -117,14 +119,14 @@ class Load:
             )
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Start no new request."""
         self._stopping = True
 
     async def _session(self, client: AsyncClient, rng: random.Random) -> None:
         while not self._stopping:
             visitor = rng.choice(self._visitors)
             history = None if visitor.stored else visitor.history
-            early = await self._asked(lambda: client.preinfer(visitor.user, history))
+            early = await self._send(functools.partial(client.preinfer, visitor.user, history))
             await asyncio.sleep(rng.uniform(0, self._think))
             if self._stopping:
                 return
@@ -132,14 +134,14 @@ class Load:
             rank = functools.partial(
                 client.rank, visitor.user, visitor.candidates, history, ticket=ticket
             )
-            answer = await self._asked(rank)
+            answer = await self._send(rank)
             if answer is not None:
                 self.tally.check(visitor, answer)
 
-    async def _asked(self, ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
+    async def _send(self, request: Callable[[], Awaitable[Answer]]) -> Answer | None:
         began = time.monotonic()
         try:
-            answer = await ask()
+            answer = await request()
         except (RefusalError, UnreachableError) as error:
             self.tally.failures.append(Failure(began, time.monotonic(), str(error)))
             await asyncio.sleep(0.05)

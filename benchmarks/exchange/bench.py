@@ -1,13 +1,12 @@
-"""Bytes and time per step of the key, row and gradient exchange, against TorchRec's
-EmbeddingCollection on the same Zipf ids.
+"""Bytes and time per step of the key, row and gradient exchange, against TorchRec.
 
-Two ranks over gloo on the loopback, one thread each: route, gather, answer, spread to tokens,
-backward, gradients to the owners, row-wise Adagrad. TorchRec does the same work row-wise sharded
-with FBGEMM's fused update (peers: torchrec 1.8.0 beside fbgemm-gpu-cpu 1.8.0); its index dedup is
-measured too where its kernels run on a CPU. Four ranks in 2 x 2 replicas against four in one group
-show what hierarchical replicas take off the all-to-all. Bytes are counted at torch's collectives
-and held against the formula: per rank 8 bytes per key and twice dim x 4 bytes per row for what
-crosses ranks.
+Two ranks over gloo on the loopback, one thread each, the same Zipf ids: route, gather, answer,
+spread to tokens, backward, gradients to the owners, row-wise Adagrad. TorchRec's
+EmbeddingCollection does the same work row-wise sharded with FBGEMM's fused update (torchrec 1.8.0
+with fbgemm-gpu-cpu 1.8.0); its index dedup is measured too where its kernels run on a CPU. Four
+ranks in 2 x 2 replicas against four in one group show what hierarchical replicas save of the
+all-to-all. Bytes are counted at torch's collectives and compared with the formula: per rank 8 bytes
+per key and twice dim x 4 bytes per row for what crosses ranks.
 """
 
 import importlib.util
@@ -26,17 +25,21 @@ QUICK = Setting(rows=100_000, tokens=4_000, repeats=5)
 
 
 def launch(setting: Setting, world: int, work: str) -> list[dict[str, Any]]:
-    """The figures of all ranks."""
+    """Run the ranks and return their figures."""
     with tempfile.TemporaryDirectory(prefix="slipstream-exchange-") as scratch:
-        told = [str(world), str(Path(scratch) / "meeting"), json.dumps(asdict(setting)), work]
+        arguments = [str(world), str(Path(scratch) / "meeting"), json.dumps(asdict(setting)), work]
         return run_ranks(
-            "benchmarks.exchange.ranks", told, world=world, seconds_allowed=setting.seconds_allowed
+            "benchmarks.exchange.ranks",
+            arguments,
+            world=world,
+            seconds_allowed=setting.seconds_allowed,
         )["ranks"]
 
 
 def peer_rows(ranks: list[dict[str, Any]]) -> tuple[list[Row], dict[str, float]]:
-    """A row per variant, and the claims against the best TorchRec variant. A step lasts until its
-    slowest rank has ended.
+    """Return a row per variant, and the claims against the best TorchRec variant.
+
+    A step lasts until its slowest rank has ended.
     """
     rows: list[Row] = []
     for name in ranks[0]["rows"]:
@@ -73,8 +76,9 @@ def peer_rows(ranks: list[dict[str, Any]]) -> tuple[list[Row], dict[str, float]]
 
 
 def replica_rows(ranks: list[dict[str, Any]]) -> tuple[list[Row], dict[str, float]]:
-    """All-to-all bytes of four ranks, flat and in replicas; the group sizes predict (1/2) / (3/4) =
-    2/3.
+    """Compare all-to-all bytes of four ranks, flat and in replicas.
+
+    The group sizes predict (1/2) / (3/4) = 2/3.
     """
     rows: list[Row] = []
     for mesh, name in (("auto", "slipstream, 4 ranks flat"), ("2x2", "slipstream, 2 x 2 replicas")):
@@ -99,7 +103,7 @@ def replica_rows(ranks: list[dict[str, Any]]) -> tuple[list[Row], dict[str, floa
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print, and write the JSON where asked."""
+    """Measure, print a table, write the JSON if a path is given."""
     if (
         importlib.util.find_spec("torchrec") is None
         or importlib.util.find_spec("fbgemm_gpu") is None

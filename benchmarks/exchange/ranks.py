@@ -1,9 +1,8 @@
-"""One rank of `bench exchange`: real gloo processes that look up, differentiate and update the same
-Zipf ids, ours and TorchRec's.
+"""One rank of the exchange benchmark: looks up, differentiates and updates the same Zipf ids.
 
-Bytes are counted by wrapping torch's collectives, so both systems pay for what they really hand
-over (what stays on the rank is not counted). Run by `benchmarks.exchange.bench`; rank 0 prints
-everybody's figures as one JSON line.
+Bytes are counted by wrapping torch's collectives, so both systems pay for what they really send;
+what stays on the rank is not counted. Started by `benchmarks.exchange.bench`; rank 0 prints the
+figures of all ranks as one JSON line.
 """
 
 import contextlib
@@ -46,21 +45,19 @@ class Setting:
 
     @cached_property
     def _ids(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cumulative Zipf weights, and the ids in order of popularity: popular ids lie anywhere in
-        the table.
-        """
+        """Return cumulative Zipf weights, and ids by popularity, spread over the table."""
         ends = np.cumsum(np.arange(1, self.rows + 1, dtype=np.float64) ** -self.exponent)
         return ends, np.random.default_rng(0).permutation(self.rows)
 
     def keys(self, rank: int, step: int) -> torch.Tensor:
-        """This rank's ids of a step."""
+        """Return this rank's ids of a step."""
         ends, ids = self._ids
         drawn = np.random.default_rng([rank, step]).random(self.tokens) * ends[-1]
         return torch.from_numpy(ids[np.searchsorted(ends, drawn)])
 
 
 class ByteCount:
-    """Bytes handed to other ranks through torch's all-to-all, by process group."""
+    """Bytes sent to other ranks through torch's all-to-all, by process group."""
 
     def __init__(self) -> None:
         self.by_group: dict[int, int] = {}
@@ -96,9 +93,7 @@ class ByteCount:
 
 
 class Ours:
-    """Our tables on a mesh; `predicted` is what the formula says the exchange of the last step
-    handed over.
-    """
+    """Our tables on a mesh; `predicted` is the bytes of the last step by the formula."""
 
     def __init__(self, setting: Setting, ranks: Ranks, transport: str = "exact") -> None:
         self.ranks, self.dim = ranks, setting.dim
@@ -136,19 +131,19 @@ class Ours:
         return rows_TD.detach()
 
     def _formula(self, lookups: Lookups) -> int:
-        """Counts, keys and gradients to the other owners, rows to the other askers."""
+        """Count keys and gradients to other owners, and rows to the ranks that requested them."""
         route, own = lookups.route, self.ranks.shard
         others = [w for w in range(self.ranks.shards) if w != own]
-        asked, served = (
+        requested, served = (
             sum(counts[w][0] for w in others) for counts in (route.sent_WC, route.received_WC)
         )
-        return 8 * len(others) + 8 * asked + self.bytes_per_value * self.dim * (asked + served)
+        return (
+            8 * len(others) + 8 * requested + self.bytes_per_value * self.dim * (requested + served)
+        )
 
 
 class TorchRec:
-    """TorchRec's EmbeddingCollection, row-wise over the ranks, FBGEMM's fused row-wise Adagrad; the
-    same first rows as ours.
-    """
+    """TorchRec's EmbeddingCollection with FBGEMM's fused row-wise Adagrad, our first rows."""
 
     def __init__(self, setting: Setting, *, dedup: bool) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -198,16 +193,14 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def weights_of(setting: Setting, rank: int, step: int) -> torch.Tensor:
-    """A gradient that differs from token to token."""
+    """Return a gradient that differs from token to token."""
     return torch.rand(setting.tokens, 1, generator=torch.Generator().manual_seed(step * 64 + rank))
 
 
 def measure(
     setting: Setting, rank: int, variants: dict[str, Step]
 ) -> tuple[dict[str, dict[str, Any]], float]:
-    """Seconds and bytes of every step of every variant, in turns; and the largest difference
-    between the variants' rows.
-    """
+    """Time and count every step of every variant, in turns; compare the variants' rows."""
     found: dict[str, dict[str, Any]] = {name: {"seconds": [], "bytes": []} for name in variants}
     worst = 0.0
     for step in range(-2, setting.repeats):
@@ -232,7 +225,7 @@ def measure(
 
 
 def against_torchrec(setting: Setting, rank: int, world: int) -> dict[str, Any]:
-    """Two ranks: ours (exact, and in 16 bits) against TorchRec's (plain, and with its index dedup)."""
+    """Measure ours (exact, and in 16 bits) against TorchRec (plain, and with dedup)."""
     ranks = arrange("auto", timedelta(seconds=setting.seconds_allowed))
     ours, rounded = Ours(setting, ranks), Ours(setting, ranks, "fp16")
     variants: dict[str, Step] = {
@@ -260,8 +253,9 @@ def against_torchrec(setting: Setting, rank: int, world: int) -> dict[str, Any]:
 
 
 def replicas_against_flat(setting: Setting, rank: int, world: int) -> dict[str, Any]:
-    """Four ranks: all-to-all bytes of a lookup and its gradients, flat and in 2 x 2 replicas; the
-    replicas' own lists aside.
+    """Count all-to-all bytes of four ranks, flat and in 2 x 2 replicas.
+
+    The lists that replicas exchange among themselves are not counted.
     """
     found: dict[str, Any] = {}
     for mesh in ("auto", "2x2"):

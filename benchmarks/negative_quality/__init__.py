@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""What each way of choosing negatives is worth, over seeds."""

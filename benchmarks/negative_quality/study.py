@@ -1,9 +1,9 @@
-"""What each way of choosing negatives is worth: the same model, batches and seeds, HR@10 and
-NDCG@10 beside what a step costs.
+"""What each way of choosing negatives is worth: HR@10 and NDCG@10, and the cost of a step.
 
-Every run trains a fixed number of epochs and is judged once, at the end, on the test behaviours:
-nothing is chosen, so no choice adds noise. Each run leaves one JSON file named by everything that
-decides its numbers; the same command goes on where it stopped.
+Model, batches and seeds are the same. Every run trains a fixed number of epochs and is evaluated
+once, at the end, on the test behaviours: nothing is chosen, so no choice adds noise. Each run
+writes one JSON file named by everything that decides its numbers; the same command resumes. Touch
+this when another way of choosing negatives should be compared.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from slipstream.training.optimizers import make_adamw
 from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
 
-Say = Callable[[int, int], None]  # steps done, of how many
+StepReport = Callable[[int, int], None]  # steps done, of how many
 Progress = Callable[[str, int, int], None]  # the same with the name of the run
 BASELINE = "128 own"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -62,15 +62,15 @@ _SETTINGS: dict[str, Any] = {
 
 
 def recipe_of(option: str, seed: int, epochs: int | None = None) -> Recipe:
-    """The one recipe of the study, with the negatives of an option."""
+    """Make the one recipe of the study, with the negatives of an option."""
     train = _SETTINGS["train"] | ({} if epochs is None else {"epochs": epochs})
     return Recipe.model_validate(
         {**_SETTINGS, "name": option, "seed": seed, "loss": OPTIONS[option], "train": train}
     )
 
 
-def one_run(recipe: Recipe, store: SequenceStore, say: Say) -> dict[str, float]:
-    """Train to the end, judge once; the costs are medians over the steps."""
+def one_run(recipe: Recipe, store: SequenceStore, report: StepReport) -> dict[str, float]:
+    """Train to the end and evaluate once; costs are medians over the steps."""
     recommender = Recommender.build(recipe, store)
     optimizer = make_adamw(recommender.model, recipe.optimizer)
     sampler = TrainingSampler(store, recipe.sampler, seed=recipe.seed, split=recipe.split)
@@ -80,7 +80,7 @@ def one_run(recipe: Recipe, store: SequenceStore, say: Say) -> dict[str, float]:
         begin = time.process_time()
         train_step(recommender, optimizer, batch, step, steps)
         seconds.append(time.process_time() - begin)
-        say(step + 1, steps)
+        report(step + 1, steps)
         if step < 20:
             negatives.append(float(only_negatives(recommender, batch, step)))
     figures = evaluate(recommender, store, recipe, "test")
@@ -92,9 +92,7 @@ def one_run(recipe: Recipe, store: SequenceStore, say: Say) -> dict[str, float]:
 
 
 def only_negatives(recommender: Recommender, batch: Any, step: int) -> int:
-    """Rows a step must fetch that neither the history nor the targets need: what negatives cost in
-    lookups and on the wire.
-    """
+    """Count the rows of a step that neither the history nor the targets need."""
     inputs, targets, *rest = recommender.plan_step(batch, step).keys[ITEM]
     needed = torch.cat([inputs, targets]).unique()
     drawn = torch.cat([keys.flatten() for keys in rest]).unique()
@@ -110,9 +108,7 @@ def run_study(
     epochs: int | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """Do what is not done yet, seed by seed, on one thread; returns the table (also in
-    `out`/negatives.md).
-    """
+    """Do the missing runs, seed by seed, on one thread; returns and writes the table."""
     for option in options:
         if option not in OPTIONS:
             raise SlipstreamError(
@@ -140,26 +136,25 @@ def run_study(
 def _kept_run(
     recipe: Recipe, store: SequenceStore, out: Path, progress: Progress | None
 ) -> dict[str, float]:
-    """The result of a run, trained unless it lies there; the file's name says everything that
-    decides its numbers.
-    """
+    """Return the result of a run, which is trained unless its file is there."""
     content = f"{trained_digest(recipe)} {recipe.train.epochs} {store.digest}"
     path = out / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
     if not path.exists():
 
-        def say(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             if progress is not None:
                 progress(f"{recipe.name}, seed {recipe.seed}", done, total)
 
         write_json(
-            path, {"option": recipe.name, "seed": recipe.seed, **one_run(recipe, store, say)}
+            path, {"option": recipe.name, "seed": recipe.seed, **one_run(recipe, store, report)}
         )
     return read_json(path)
 
 
 def as_table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Markdown: means with the spread over the seeds, the paired difference to the baseline, and
-    costs relative to it.
+    """Make the Markdown table.
+
+    It has means with their spread, the paired difference to the baseline, and relative costs.
     """
     base = found.get(BASELINE)
     lines = [

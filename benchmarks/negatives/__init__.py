@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""What negatives cost in a whole training step."""

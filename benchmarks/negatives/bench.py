@@ -1,15 +1,15 @@
-"""What negatives cost in a whole training step: fetched in segments, in 16 bits, shared between
-tokens.
+"""What negatives cost in a training step: fetched in segments, in 16 bits, shared between tokens.
 
-Three ways to bring the rows. `gathered` is the common one: a [tokens, negatives, width] tensor.
+Three ways to fetch the rows. `gathered` is the common one: a [tokens, negatives, width] tensor.
 `fused` is ours without segments: all *distinct* rows once, read in place; over a large catalogue
 that is nearly as many. `segmented` holds two segments. The catalogue has a million items, so
 negatives hardly repeat. `negative_peak_bytes` is what a step's peak memory grows by over the same
-step with one negative a token. Sharing is held against the same own negatives without it (k times
-the logits) and against as many logits drawn freshly; its strictest case is the small ML-1M model,
-where the loss is a third of the step. `--quick` takes fewer repeats and sizes.
+step with one negative a token. Sharing is compared with the same own negatives without it (k times
+the logits) and with as many logits drawn freshly; its hardest case is the small ML-1M model, where
+the loss is a third of the step. `--quick` takes fewer repeats and sizes.
 """
 
+import functools
 import gc
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ WAYS = ("gathered", "fused", "segmented")
 
 
 def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats: int) -> list[Row]:
-    """Time (interleaved) and memory (a process each) of every way and number of negatives."""
+    """Measure time (in turns) and memory (a process each) of every way and count."""
     threads, batch, rows = torch.get_num_threads(), batch_of(lengths, items), []
     note("the memory of every way, each in a process of its own")
     sized = {
@@ -47,17 +47,13 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
         ways = (*WAYS, "segmented fp16") if negatives == max(counts) else WAYS
         steps = {
             way: negative_steps.touched_step(
-                negative_steps.recipe_of({"negatives": negatives, **negative_steps.VARIANTS[way]}),
-                items,
+                negative_steps.variant_recipe(way, negatives=negatives), items
             )
             for way in ways
         }
-
-        def run(way: str, steps: dict[str, JaggedStep] = steps) -> float:
-            with negative_steps.way_of(way):
-                return steps[way](batch)
-
-        seconds = interleave({way: (lambda way=way: run(way)) for way in ways}, repeats=repeats)  # type: ignore[misc]
+        seconds = interleave(
+            {way: functools.partial(step, batch) for way, step in steps.items()}, repeats=repeats
+        )
         del steps
         gc.collect()
         memory = {way: sized[way][negatives] for way in ways}
@@ -90,8 +86,9 @@ def fetch_rows(counts: tuple[int, ...], lengths: list[int], items: int, repeats:
 def sharing_rows(
     name: str, recipe: Recipe, lengths: list[int], items: int, repeats: int, *, brief: bool = False
 ) -> list[Row]:
-    """Steps of one model with k = 1, 2, 4 and the same own negatives, and (not `brief`) with as
-    many logits drawn freshly.
+    """Measure steps of one model with k = 1, 2, 4 and the same own negatives.
+
+    Unless `brief`, also with as many logits drawn freshly.
     """
     note(f"sharing negatives: {name}")
     own = recipe.loss.negatives
@@ -115,8 +112,8 @@ def sharing_rows(
     }
     lookups = {label: looked_up(step, batch) for label, step in steps.items()}
     seconds = interleave(
-        {label: (lambda step=step: step(batch)) for label, step in steps.items()}, repeats=repeats
-    )  # type: ignore[misc]
+        {label: functools.partial(step, batch) for label, step in steps.items()}, repeats=repeats
+    )
     plain = f"{own} own"
     note(", ".join(f"{label} {1e3 * median(taken):.0f} ms" for label, taken in seconds.items()))
     return [
@@ -134,14 +131,12 @@ def sharing_rows(
 
 
 def looked_up(step: JaggedStep, batch: Any) -> int:
-    """Item keys a step asks its tables for, repeats counted."""
+    """Count the item keys that a step looks up, repeats included."""
     return sum(keys.numel() for keys in step.recommender.plan_step(batch, 0).keys[ITEM])
 
 
 def byte_rows(lengths: list[int], items: int, negatives: int) -> tuple[list[Row], dict[str, float]]:
-    """Bytes between two ranks in one step, and how 16 bits compare: for the negatives' rows and
-    gradients, and in all.
-    """
+    """Count bytes between two ranks in one step, in 32 and in 16 bits."""
     note("counting bytes between two ranks")
     found = negative_ranks.measure(lengths, items, negatives)
     full, half = found["fp32"], found["fp16"]
@@ -160,7 +155,7 @@ def byte_rows(lengths: list[int], items: int, negatives: int) -> tuple[list[Row]
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print the tables, write the JSON where asked."""
+    """Measure, print tables, write the JSON if a path is given."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
     try:
@@ -195,7 +190,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def claims(fetch: list[Row], sharing: list[Row]) -> dict[str, float]:
-    """The headline figures: the worst over the numbers of negatives, and over the models."""
+    """Return the headline figures: the worst over numbers of negatives and over models."""
     segmented = [row for row in fetch if row["variant"].startswith("segmented,")]
     by_name = {row["variant"]: row for row in sharing}
 

@@ -1,13 +1,16 @@
-"""Two real ranks train one step with negatives in 32 and in 16 bits and count every byte they send
-each other.
+"""Two real ranks train one step with negatives in 32 and in 16 bits and count the bytes they send.
+
+Touch this when rows or gradients travel in another way.
 """
 
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,7 +20,6 @@ from benchmarks.negatives.steps import recipe_of
 from slipstream.bench.negative_memory import CHILD_SECONDS
 from slipstream.bench.step_samples import batch_of
 from slipstream.tables.communicator import Communicator
-from slipstream.tables.transport import Transport
 from slipstream.training.features import Features
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
@@ -27,50 +29,36 @@ from slipstream.training.recommender import Recommender
 WORLD = 2
 
 
-class Counted:
-    """Bytes to other ranks while it is in force: keys, rows and gradients, the last two by how they
-    travel.
-    """
+class ByteLog:
+    """Bytes sent to other ranks: keys, and rows and gradients by their precision."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
 
-    def __enter__(self) -> "Counted":
-        self._lane, self._transport = Communicator.swap, Transport.swap
-        counted, lane_swap, transport_swap = self, Communicator.swap, Transport.swap
-        travelling = ["exact"]
-
-        def through(self: Transport, *arguments: Any) -> torch.Tensor:
-            travelling[0] = "exact" if self.kind == "exact" else "16 bits"
-            try:
-                return transport_swap(self, *arguments)
-            finally:
-                travelling[0] = "exact"
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what every communicator sends inside the block."""
+        original = Communicator.swap
 
         def swap(
-            self: Communicator,
+            communicator: Communicator,
             sent: torch.Tensor,
             send_sizes: list[int],
             receive_sizes: list[int],
             purpose: str,
         ) -> torch.Tensor:
-            away = (
-                sum(size for place, size in enumerate(send_sizes) if place != self.rank)
-                * sent.dtype.itemsize
-            )
-            name = "keys" if purpose == "keys" else travelling[0]
-            counted.bytes[name] = counted.bytes.get(name, 0) + away
-            return lane_swap(self, sent, send_sizes, receive_sizes, purpose)
+            width = sent.dtype.itemsize
+            away = (sum(send_sizes) - send_sizes[communicator.rank]) * width
+            name = "keys" if purpose == "keys" else "16 bits" if width == 2 else "exact"
+            self.bytes[name] = self.bytes.get(name, 0) + away
+            return original(communicator, sent, send_sizes, receive_sizes, purpose)
 
-        Communicator.swap, Transport.swap = swap, through  # type: ignore[method-assign, assignment]
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        Communicator.swap, Transport.swap = self._lane, self._transport  # type: ignore[method-assign]
+        with patch.object(Communicator, "swap", swap):
+            yield
 
 
 def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: int) -> None:
-    """One rank; rank 0 prints the bytes of both ranks per precision."""
+    """Run one rank; rank 0 prints the bytes of both ranks per precision."""
     torch.set_num_threads(1)
     wait = timedelta(seconds=CHILD_SECONDS)
     dist.init_process_group(
@@ -83,10 +71,11 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
             recommender = Recommender(recipe, Features(items), ranks=ranks)
             optimizer = make_adamw(recommender.model, recipe.optimizer)
             batch = batch_of(lengths, items, seed=rank, first_user=rank * len(lengths))
-            with Counted() as counted:
+            log = ByteLog()
+            with log.counting():
                 train_step(recommender, optimizer, batch, 0, 1_000, ranks)
             names = ("keys", "exact", "16 bits")
-            total = ranks.sum([float(counted.bytes.get(name, 0)) for name in names])
+            total = ranks.sum([float(log.bytes.get(name, 0)) for name in names])
             found[precision] = dict(zip(names, total, strict=True))
         if rank == 0:
             print(json.dumps(found))
@@ -95,13 +84,11 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
 
 
 def measure(lengths: list[int], items: int, negatives: int) -> dict[str, dict[str, float]]:
-    """Bytes of one step over both ranks, per precision: keys, exact rows and gradients, those in 16
-    bits.
-    """
+    """Count bytes of one step over both ranks: keys, exact rows and gradients, those in 16 bits."""
     with tempfile.TemporaryDirectory() as scratch:
-        asked = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
+        arguments = json.dumps([str(Path(scratch) / "meeting"), lengths, items, negatives])
         found: dict[str, dict[str, float]] = run_ranks(
-            "benchmarks.negatives.ranks", [asked], world=WORLD, seconds_allowed=CHILD_SECONDS
+            "benchmarks.negatives.ranks", [arguments], world=WORLD, seconds_allowed=CHILD_SECONDS
         )
         return found
 

@@ -1,9 +1,9 @@
-"""Whole training steps that differ in nothing but their negatives, for `slipstream bench
-negatives`: their time and their memory.
+"""Whole training steps that differ only in their negatives: their time and their memory.
 
 The memory of a variant is read in a process of its own: by how much two steps raise the peak
 resident memory over what the model and the fully touched table need. `gathered` is the common way,
-a [tokens, negatives, width] tensor of rows, as in `negative_memory`.
+a [tokens, negatives, width] tensor of rows, as in slipstream/bench/negative_memory.py. Touch this
+when negatives can be fetched in another way.
 """
 
 import ctypes
@@ -11,17 +11,15 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipstream.bench.negative_memory import CHILD_SECONDS, gathered_softmax, peak_bytes
+from slipstream.bench.negative_memory import CHILD_SECONDS, peak_bytes, use_gathered_softmax
 from slipstream.bench.step_samples import JaggedStep, batch_of
 from slipstream.training.features import ITEM
-from slipstream.training.objective import RETRIEVAL_LOSSES, RetrievalLoss
 from slipstream.training.recipe import Recipe
 
 STEPS = 2
@@ -36,29 +34,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(loss: dict[str, Any], *, dim: int = 64, length: int = 256) -> Recipe:
-    """Two blocks of HSTU over rows that may move one by one."""
+    """Make a recipe of two HSTU blocks over rows that are updated one by one."""
     model = {"kind": "hstu", "dim": dim, "blocks": 2, "heads": 2, "max_len": length}
     return Recipe.model_validate(
         {"name": "negatives", "model": model, "loss": loss, "tables": {"optimizer": "rowwise_adam"}}
     )
 
 
-@contextmanager
-def way_of(variant: str) -> Iterator[None]:
-    """Inside, the loss of a variant is in force."""
-    ours = RETRIEVAL_LOSSES["sampled_softmax"]
-    if variant == "gathered":
-        RETRIEVAL_LOSSES["sampled_softmax"] = RetrievalLoss(gathered_softmax, "per_token")
-    try:
-        yield
-    finally:
-        RETRIEVAL_LOSSES["sampled_softmax"] = ours
+def variant_recipe(variant: str, *, dim: int = 64, **loss: Any) -> Recipe:
+    """Make the recipe of a variant; `loss` changes keys of its loss."""
+    recipe = recipe_of({**VARIANTS[variant], **loss}, dim=dim)
+    return use_gathered_softmax(recipe) if variant == "gathered" else recipe
 
 
 def touched_step(recipe: Recipe, items: int) -> JaggedStep:
-    """A step whose table has every row and its state in memory already, so that steps add nothing
-    to it.
-    """
+    """Make a step whose table has every row and its state in memory already."""
     step = JaggedStep.of(recipe, items)
     table = step.recommender.tables[ITEM]
     for keys_U in torch.arange(items).split(_TOUCHED_AT_ONCE):
@@ -67,8 +57,9 @@ def touched_step(recipe: Recipe, items: int) -> JaggedStep:
 
 
 def forget_peak() -> None:
-    """Let the peak begin anew, with nothing freed still held, where the system can (Linux);
-    elsewhere it counts from the start.
+    """Reset the peak memory, with nothing freed still held, where the system can (Linux).
+
+    Elsewhere the peak counts from the start.
     """
     gc.collect()
     with suppress(OSError, AttributeError):
@@ -78,15 +69,14 @@ def forget_peak() -> None:
 
 
 def child(variant: str, counts: list[int], lengths: list[int], items: int, threads: int) -> None:
-    """Some steps with each number of negatives in this process; prints the memory of each as JSON."""
+    """Take steps with each number of negatives; prints the memory of each as JSON."""
     torch.set_num_threads(threads)
     batch, found = batch_of(lengths, items), []
     for negatives in counts:
-        step = touched_step(recipe_of({"negatives": negatives, **VARIANTS[variant]}), items)
+        step = touched_step(variant_recipe(variant, negatives=negatives), items)
         forget_peak()
         before = peak_bytes()
-        with way_of(variant):
-            losses = [step(batch) for _ in range(STEPS)]
+        losses = [step(batch) for _ in range(STEPS)]
         found.append(
             {"step_bytes": peak_bytes() - before, "peak_bytes": peak_bytes(), "losses": losses}
         )
@@ -97,9 +87,9 @@ def child(variant: str, counts: list[int], lengths: list[int], items: int, threa
 def memory_of(
     variant: str, counts: list[int], lengths: list[int], items: int, threads: int
 ) -> dict[int, dict[str, Any]]:
-    """One sample per number of negatives, from a process of the variant's own."""
-    asked = json.dumps([variant, counts, lengths, items, threads])
-    command = [sys.executable, "-m", "benchmarks.negatives.steps", asked]
+    """Return one sample per number of negatives, from a process of the variant's own."""
+    arguments = json.dumps([variant, counts, lengths, items, threads])
+    command = [sys.executable, "-m", "benchmarks.negatives.steps", arguments]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=CHILD_SECONDS
     )

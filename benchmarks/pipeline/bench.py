@@ -1,14 +1,13 @@
-"""What nested pipelining hides: two ranks with a table on a slow disk tier, joined by a slow link,
-under every schedule.
+"""What each schedule hides: two ranks with a table on a slow disk, joined by a slow link.
 
 First a calibration without limits: what a synchronous step computes, sends and reads. Then, for
-each setting of the sweep, the link's and the disk's rates are set so that lookup and communication
-would take the wanted shares of the synchronous step; reads wait instead of burning the cores that
-compute. The tier's own cache is smaller than a batch, as device memory is in NestPipe: the buffers
-are the cache. Variants take turns in one run; shares are measured, not assumed. `max_diff` is
-against the synchronous schedule after a few steps: with the same cut (bit for bit) and whole
-(rounding). The last setting is loopback with tables in memory, where nothing can be hidden and the
-schedule must cost nothing; there `nested` chooses its own number of micro-batches.
+each setting of the sweep, the rates of link and disk are set so that lookup and communication would
+take the wanted shares of the synchronous step; reads wait without using the cores that compute. The
+table's own cache is smaller than a batch, as device memory is in NestPipe: the buffers are the
+cache. Variants take turns in one run; shares are measured, not assumed. `max_diff` is against the
+synchronous schedule after a few steps: with the same cut (bit for bit) and whole (rounding). The
+last setting is loopback with tables in memory, where nothing can be hidden and the schedule must
+cost nothing; there `nested` chooses its own number of micro-batches.
 """
 
 import importlib.util
@@ -34,9 +33,7 @@ PAPER, TURBO = "NestPipe at 1,536 workers", "TurboGR's ratio"
 
 @dataclass(frozen=True)
 class Point:
-    """Shares of lookup and communication in the synchronous step, and the variants that take turns
-    there.
-    """
+    """Shares of lookup and communication in the synchronous step, and the variants compared."""
 
     lookup: float | None  # None: tables in memory, as TurboGR's are
     comm: float
@@ -50,16 +47,16 @@ SWEEP = {
 }
 
 
-def launch(setting: Setting, wanted: str, link: Namespaces | None) -> dict[str, Any]:
-    """What the ranks of the benchmark found, each at its end of the link."""
+def launch(setting: Setting, parts: str, link: Namespaces | None) -> dict[str, Any]:
+    """Run the ranks, each at its end of the link, and return their figures."""
     with tempfile.TemporaryDirectory(prefix="slipstream-pipeline-") as scratch:
-        told = [scratch, json.dumps(asdict(setting)), wanted]
+        arguments = [scratch, json.dumps(asdict(setting)), parts]
         places: dict[str, Any] = (
             {} if link is None else {"prefix": link.command, "environment": link.environment}
         )
         return run_ranks(
             "benchmarks.pipeline.rank",
-            told,
+            arguments,
             world=WORLD,
             seconds_allowed=setting.seconds_allowed,
             **places,
@@ -73,7 +70,7 @@ def medians(samples: list[dict[str, float]]) -> dict[str, float]:
 def limits(
     free: dict[str, float], lookup_share: float | None, comm_share: float
 ) -> tuple[float, float | None]:
-    """(link bytes per second, rows read per second) that stretch a free step to the wanted shares."""
+    """Compute link bytes and rows read per second that give a free step the wanted shares."""
     compute = free["step_seconds"] * free["compute_utilisation"]
     if lookup_share is None:
         step = (compute + free["lookup_seconds"]) / (1 - comm_share)
@@ -85,7 +82,7 @@ def limits(
 
 
 def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) -> list[Row]:
-    """One row per variant of a setting."""
+    """Make one row per variant of a setting."""
     plain = medians(found["variants"]["synchronous 1"])
     rows = []
     for variant, samples in found["variants"].items():
@@ -121,9 +118,7 @@ def calibrate(
     *,
     trying: bool = True,
 ) -> Setting:
-    """The setting whose synchronous step has the wanted shares: rates from the free step, corrected
-    once by a trial.
-    """
+    """Find rates that give the synchronous step the wanted shares, corrected once by a trial."""
     link_rate, read_rate = limits(free, point.lookup, point.comm)
     trial = (
         free_step(replace(base, read_rate=read_rate, repeats=1), link, link_rate)
@@ -152,9 +147,7 @@ def calibrate(
 def free_step(
     base: Setting, link: Namespaces | None, link_rate: float | None = None
 ) -> dict[str, float]:
-    """What a synchronous step computes, sends and reads; unless told otherwise, when nothing is
-    slowed down.
-    """
+    """Measure what a synchronous step computes, sends and reads, by default without limits."""
     if link is not None:
         link.set_rate(link_rate)
     setting = replace(
@@ -163,13 +156,11 @@ def free_step(
     return medians(launch(setting, "time", link)["variants"]["synchronous 1"])
 
 
-def check(base: Setting, link: Namespaces | None, wanted: str) -> dict[str, Any]:
-    """Differences from the synchronous schedule, the keys of the batches, and whatever else is
-    wanted, with nothing slowed down.
-    """
+def check(base: Setting, link: Namespaces | None, parts: str) -> dict[str, Any]:
+    """Compare with the synchronous schedule without limits; measure the keys of the batches."""
     if link is not None:
         link.set_rate(None)
-    return launch(replace(base, variants=EXACT), wanted, link)
+    return launch(replace(base, variants=EXACT), parts, link)
 
 
 def has_torchrec() -> bool:
@@ -179,7 +170,7 @@ def has_torchrec() -> bool:
 def sweep(
     base: Setting, link: Namespaces | None, quick: bool
 ) -> tuple[list[Row], dict[str, float]]:
-    """Every setting with a slow link and a paced disk."""
+    """Measure every setting with a slow link and a paced disk."""
     note(
         "what a step takes when nothing is slow, and whether all schedules arrive at the same "
         "weights"
@@ -214,7 +205,7 @@ def sweep(
 def claims_of(
     rows: list[Row], differences: dict[str, float], inflation: dict[str, float]
 ) -> dict[str, float]:
-    """The headline figures, by the names of the measures."""
+    """Return the headline figures."""
 
     def row_at(title: str, variant: str) -> Row:
         return next(row for row in rows if row["variant"] == f"{title}: {variant}")
@@ -243,7 +234,7 @@ def claims_of(
 
 
 def quick_setting(base: Setting) -> Setting:
-    """Small steps, few of them: shows that everything runs, measures nothing worth quoting."""
+    """Make steps small and few: shows that everything runs, measures nothing to quote."""
     small = {
         "users": 8,
         "length": 24,
@@ -299,5 +290,5 @@ def run(quick: bool, json_path: Path | None) -> dict[str, Any]:
                 if name != "samples"
             )
         )
-    print("\n".join(found["said"]))
+    print("\n".join(found["notes"]))
     return finish("pipeline", rows + clusters, claims, json_path)

@@ -1,10 +1,10 @@
-"""Key inflation of clustered against random cuts: real MovieLens-1M histories where the data is at
-hand, and Zipf batches.
+"""Key inflation of clustered against random cuts: MovieLens-1M histories and Zipf batches.
 
 A sample is a user's window, as in training: it cannot be cut, and holds each of its items about
-once. Keys are the items of the windows. The time of a cut is set against the step of the same batch
-(HSTU, forward and backward, one thread), both by processor time. `long_search` is what a hundred
-times the work finds: how far a cut of these samples can be from the best one.
+once. Keys are the items of the windows. The time of a cut is compared with the step of the same
+batch (HSTU, forward and backward, one thread), both by processor time. `long_search` is what a
+hundred times the work finds: how far a cut can be from the best one. Touch this when clustering
+changes.
 """
 
 import tempfile
@@ -32,9 +32,7 @@ PARTS = 8
 
 
 def movielens_batches(count: int, users: int, length: int) -> Iterator[tuple[JaggedBatch, int]]:
-    """Batches of so many users' windows, from the archive in the download cache; none where it is
-    not there.
-    """
+    """Make batches of users' windows from the downloaded archive; none where it is missing."""
     if not (cache_directory() / "ml-1m.zip").is_file():
         return
     with tempfile.TemporaryDirectory(prefix="slipstream-clusters-") as scratch:
@@ -48,16 +46,14 @@ def movielens_batches(count: int, users: int, length: int) -> Iterator[tuple[Jag
 
 
 def zipf_batches(count: int, **shape: int) -> Iterator[tuple[JaggedBatch, int]]:
-    """The batches of the pipeline benchmark, or of another shape."""
+    """Make the batches of the pipeline benchmark, or of another shape."""
     setting = replace(Setting(), **shape)  # type: ignore[arg-type]
     for number in range(count):
         yield make_batch(setting, number, 0), setting.items
 
 
 def measure(title: str, batches: list[tuple[JaggedBatch, int]], quick: bool) -> Row:
-    """Mean inflation of both cuts over the batches, the fullest part, and what clustering costs
-    beside the step.
-    """
+    """Compute mean inflation of both cuts, the fullest part, and the cost of clustering."""
     rng = torch.Generator().manual_seed(0)
     clustered, random, fullest, seconds = [], [], [], []
     for batch, _ in batches:
@@ -105,7 +101,7 @@ def measure(title: str, batches: list[tuple[JaggedBatch, int]], quick: bool) -> 
 
 
 def cluster_rows(quick: bool) -> list[Row]:
-    """One row per kind of data that is at hand."""
+    """Make one row per kind of data that is available."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

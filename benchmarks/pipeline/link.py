@@ -1,9 +1,9 @@
-"""Links between the ranks of the pipeline benchmark: network namespaces joined by rate-limited
-cables, or an emulated link.
+"""Links between the ranks of the pipeline benchmark: network namespaces, or an emulated link.
 
 With root on Linux two namespaces are joined by a veth pair whose ends pass a token bucket (`tc …
 tbf`): waiting there costs no processor time, as on a real network. Elsewhere every message is
-followed by a pause as long as it would take; the report says so.
+followed by a pause as long as it would take; the report names which. Touch this when a link needs
+another limit.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from slipstream.pipeline.peers import Peers
 
 
 def can_make_namespaces() -> bool:
-    """Whether this process may build network namespaces with token buckets."""
+    """Check whether this process may build network namespaces with token buckets."""
     if (
         os.name != "posix"
         or not hasattr(os, "geteuid")
@@ -45,7 +45,7 @@ def _call(*command: str) -> None:
 
 
 class Namespaces:
-    """Two namespaces with a cable; names carry the process id, so that two benchmarks do not meet."""
+    """Two joined namespaces; their names hold the process id, so benchmarks do not clash."""
 
     kind = "network namespaces"
 
@@ -64,7 +64,7 @@ class Namespaces:
             _call("ip", "-n", name, "link", "set", "lo", "up")
 
     def set_rate(self, bytes_per_second: float | None) -> None:
-        """Limit both directions; None: as fast as the machine copies."""
+        """Limit both directions; None means as fast as the machine copies."""
         for name, card in zip(self.names, self.cards, strict=True):
             if bytes_per_second is None:
                 subprocess.run(
@@ -93,9 +93,7 @@ class Namespaces:
 
 @contextlib.contextmanager
 def two_namespaces() -> Iterator[Namespaces]:
-    """Namespaces that are gone afterwards, whatever happens; those of a benchmark that was killed
-    go first.
-    """
+    """Build namespaces and remove them in any case; those of a killed benchmark go first."""
     _sweep()
     link = Namespaces()
     with terminated_as_interrupted():
@@ -107,7 +105,7 @@ def two_namespaces() -> Iterator[Namespaces]:
 
 
 def _sweep() -> None:
-    """Remove namespaces whose process is gone: nothing can tidy up after SIGKILL but the next run."""
+    """Remove namespaces whose process has ended, which only a later run can do after SIGKILL."""
     listed = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, timeout=20
     ).stdout
@@ -117,9 +115,7 @@ def _sweep() -> None:
 
 
 class EmulatedLink:
-    """One direction of a cable in this process: messages pass one after the other, each as long as
-    its bytes take.
-    """
+    """One direction of a cable in this process: each message takes the time of its bytes."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate, self._free, self._lock = bytes_per_second, 0.0, threading.Lock()
@@ -131,7 +127,7 @@ class EmulatedLink:
         time.sleep(max(0.0, until - time.monotonic()))
 
     def slow_down(self, peers: Peers) -> None:
-        """Let every message of these peers pass through this link."""
+        """Make every message of these peers pass through this link."""
         for wires in peers.wires.values():
             for wire in wires:
                 self._wrap(wire)

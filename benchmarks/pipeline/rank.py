@@ -1,9 +1,8 @@
-"""One rank of the pipeline benchmark: an HSTU recommender over a shared table, stepped by every
-schedule in turn.
+"""One rank of the pipeline benchmark: an HSTU recommender stepped by every schedule in turn.
 
-Started by `benchmarks.pipeline.bench`, once per setting; prints one JSON object on rank 0. Users
-care for one topic each and draw items by Zipf's law, a little from everywhere, so that batches
-overlap. All rows are on the disk before anything is timed.
+Started by `benchmarks.pipeline.bench`, once per setting; rank 0 prints one JSON object. Users have
+one topic each and draw items by Zipf's law, some from everywhere, so that batches overlap. All rows
+are on disk before anything is timed. Touch this when a schedule needs another set-up.
 """
 
 import itertools
@@ -96,9 +95,7 @@ class Setting:
 
 
 def make_batch(setting: Setting, number: int, rank: int) -> JaggedBatch:
-    """One rank's batch: each user has a topic; nine items in ten come from it, the rest from
-    anywhere popular.
-    """
+    """Make a batch of one rank: nine items in ten come from the topic of the user."""
     rng = np.random.default_rng([7, number, rank])
     per_topic = setting.items // setting.topics
     weights = (np.arange(per_topic) + 1.0) ** -setting.zipf
@@ -136,7 +133,7 @@ class Rank:
         self.made = 0
 
     def fresh(self) -> tuple[Recommender, torch.optim.AdamW]:
-        """A new recommender whose table has every row it will need on the tier."""
+        """Make a recommender whose table already has every row it will need."""
         setting, recipe = self.setting, self.setting.recipe()
         recommender = Recommender(recipe, Features(setting.items), ranks=self.ranks)
         optimizer = make_row_optimizer("rowwise_adagrad", betas=(0.9, 0.98), eps=1e-8)
@@ -172,11 +169,9 @@ class Rank:
         *,
         adapt: bool = False,
     ) -> tuple[Trace, Schedule, list[str]]:
-        """So many steps by a schedule, out of endless data: what is done ahead is done for steps
-        that would follow.
+        """Take steps by a schedule over endless data, so that it works ahead to the end.
 
-        Returns what ran when, the schedule (with the numbers it chose itself if it did), and what
-        it said about that.
+        Returns the trace, the schedule (with the numbers it chose itself) and its messages.
         """
         recommender, optimizer = trained
         batches = itertools.cycle(self.batches)
@@ -191,24 +186,25 @@ class Rank:
         if self.setting.link_rate is not None:
             EmulatedLink(self.setting.link_rate).slow_down(peers)
         dist.barrier()
-        said: list[str] = []
+        notes: list[str] = []
         trace = Trace()
-        options: dict[str, Any] = {"trace": trace, "adapt": said.append if adapt else None}
+        options: dict[str, Any] = {"trace": trace, "adapt": notes.append if adapt else None}
         with Pipeline(schedule, work, recommender.tables.tables, peers, **options) as pipeline:
             for done in pipeline.steps():
                 if done.step == steps - 1:
                     break
         peers.close()
-        return trace, pipeline.schedule, said
+        return trace, pipeline.schedule, notes
 
     def time_variants(self) -> dict[str, Any]:
-        """Every variant in turns: shares of each repeat, the same on all ranks (means). The first
-        round warms up.
+        """Time every variant in turns; the first round warms up.
+
+        Returns the figures of each repeat, the same on all ranks (means).
         """
         trained, setting, peer = self.fresh(), self.setting, self.peer()
         found: dict[str, list[dict[str, float]]] = {}
         schedules: dict[tuple[str, int], Schedule] = {}
-        said: list[str] = []
+        notes: list[str] = []
         for repeat in range(setting.repeats + 1):
             for name, micro_batches in setting.variants:
                 if name == PEER:
@@ -222,15 +218,15 @@ class Rank:
                     schedules[name, micro_batches], words = self.run(
                         schedule, trained, steps, adapt=adapt
                     )[1:]
-                    said += words
+                    notes += words
                 else:
                     one = self.measured(schedules[name, micro_batches], trained)
                 if repeat:
                     found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
-        return {"variants": found, "said": sorted(set(said))}
+        return {"variants": found, "notes": sorted(set(notes))}
 
     def measured(self, schedule: Schedule, trained: tuple[Recommender, Any]) -> dict[str, float]:
-        """Some steps of a schedule, once what it does ahead is under way."""
+        """Take steps of a schedule and return the shares of its trace."""
         table, sent, spent = trained[0].tables[ITEM], sent_bytes(), time.process_time()
         reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
         warm_up = self.setting.warm_up if schedule.buffers_ahead else 1
@@ -248,7 +244,7 @@ class Rank:
         }
 
     def peer(self) -> TorchRecPipeline | None:
-        """TorchRec's pipeline over another recommender like ours, where it is to take part."""
+        """Make TorchRec's pipeline over another recommender like ours, where it takes part."""
         if not any(name == PEER for name, _ in self.setting.variants):
             return None
         recommender = Recommender(
@@ -284,9 +280,7 @@ class Rank:
         )
 
     def check(self) -> dict[str, float]:
-        """Largest difference of all weights and state from synchronous training, whole and cut
-        alike, after `check_steps` steps.
-        """
+        """Compare all weights and state with synchronous training, whole and cut alike."""
         setting, results = self.setting, {}
         for name, micro_batches in dict.fromkeys(
             [*setting.variants, *(("synchronous", micro) for _, micro in setting.variants)]
@@ -319,14 +313,12 @@ class Rank:
         return found
 
     def everyone(self, value: float) -> list[float]:
-        heard: list[Any] = [None] * WORLD
-        dist.all_gather_object(heard, value)
-        return heard
+        values: list[Any] = [None] * WORLD
+        dist.all_gather_object(values, value)
+        return values
 
     def inflation(self) -> dict[str, float]:
-        """Key inflation of the benchmark's batches at 8 parts, clustered and by random cuts;
-        overlap of neighbouring batches.
-        """
+        """Compute key inflation at 8 parts, clustered and random, and overlap of neighbours."""
         rng, clustered, random, overlap = torch.Generator().manual_seed(0), [], [], []
         for batch, following in zip(self.batches, self.batches[1:], strict=False):
             clustered.append(
@@ -349,7 +341,7 @@ class Rank:
 
 
 def sent_bytes() -> float:
-    """Bytes this process's network card has sent so far."""
+    """Return the bytes that this process's network card has sent so far."""
     card = (
         Path("/sys/class/net")
         / os.environ.get("GLOO_SOCKET_IFNAME", "lo")
@@ -364,8 +356,8 @@ def sent_bytes() -> float:
     return 0.0
 
 
-def main(rank: int, scratch: Path, setting: Setting, wanted: str) -> None:
-    """One rank; rank 0 prints what everybody found."""
+def main(rank: int, scratch: Path, setting: Setting, parts: str) -> None:
+    """Run one rank; rank 0 prints what all ranks found."""
     torch.set_num_threads(1)
     keep_freed_memory()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -383,11 +375,11 @@ def main(rank: int, scratch: Path, setting: Setting, wanted: str) -> None:
         began = time.perf_counter()
         me = Rank(setting, arrange("auto", patience), scratch)
         found: dict[str, Any] = {}
-        if "time" in wanted:
+        if "time" in parts:
             found |= me.time_variants()
-        if "check" in wanted:
+        if "check" in parts:
             found["max_diff"] = me.check()
-        if "inflation" in wanted:
+        if "inflation" in parts:
             found["inflation"] = me.inflation()
         if rank == 0:
             print(json.dumps(found | {"seconds": time.perf_counter() - began}))

@@ -1,10 +1,10 @@
-"""The outside peer of the pipeline benchmark: the same model, batches and link under TorchRec's
-TrainPipelineSparseDist.
+"""The peer of the pipeline benchmark: the same model, batches and link under TorchRec's pipeline.
 
-TorchRec shards the table row by row over the ranks (FBGEMM's fused row-wise Adagrad), wraps the
-dense part in DDP and pipelines key exchange of the next batch with this batch's compute. Its tables
-live in memory, so it takes part where ours do. Keys are deduplicated before they are handed over,
-as our loader lane does; TorchRec alone would send every occurrence.
+TorchRec's TrainPipelineSparseDist shards the table row by row over the ranks (FBGEMM's fused
+row-wise Adagrad), wraps the dense part in DDP and overlaps the key exchange of the next batch with
+the compute of this one. Its tables are in memory, so it takes part where ours are too. Keys are
+deduplicated before they are sent, as our loader lane does; TorchRec alone would send every
+occurrence. Touch this when TorchRec's interface changes.
 """
 
 import time
@@ -27,7 +27,7 @@ _IN_FLIGHT = 3
 
 @dataclass
 class PeerBatch:
-    """One batch as TorchRec moves it about: on a CPU there is nowhere to go."""
+    """One batch in the form that TorchRec copies to a device; on a CPU it stays."""
 
     sparse: Any  # KeyedJaggedTensor
     content: tuple[JaggedBatch, StepPlan, torch.Tensor, list[torch.Tensor], int]
@@ -36,14 +36,14 @@ class PeerBatch:
         return self
 
     def record_stream(self, stream: Any) -> None:
-        """Nothing to remember: there are no streams on a CPU."""
+        """Do nothing: a CPU has no streams."""
 
     def pin_memory(self) -> "PeerBatch":
         return self
 
 
 class Head(nn.Module):
-    """Everything after the lookup: our model and loss over rows that TorchRec brought."""
+    """Everything after the lookup: our model and loss over rows that TorchRec read."""
 
     def __init__(self, recommender: Recommender) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Head(nn.Module):
 
 
 class PeerModel(nn.Module):
-    """Lookup, then the head."""
+    """The lookup, then the head."""
 
     def __init__(self, tables: nn.Module, head: Head) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PeerModel(nn.Module):
 
 
 class TorchRecPipeline:
-    """The peer's pipeline, ready to take steps; `first_rows` gives the rows of keys as they begin."""
+    """TorchRec's pipeline; `first_rows` gives the initial rows of keys."""
 
     def __init__(
         self, recommender: Recommender, first_rows: Callable[[torch.Tensor], torch.Tensor]
@@ -122,7 +122,7 @@ class TorchRecPipeline:
         )
 
     def batch(self, jagged: JaggedBatch, step: int) -> PeerBatch:
-        """What the loader hands over."""
+        """Make what the loader passes on."""
         wanted = self.recommender.plan_step(jagged, step)
         unique_U, inverses = distinct(list(wanted.keys[ITEM]), self.recommender.features.num_items)
         keys = self._keys(keys=[ITEM], values=unique_U, lengths=torch.tensor([unique_U.numel()]))
@@ -131,9 +131,7 @@ class TorchRecPipeline:
         return PeerBatch(keys, (jagged, wanted, unique_U, inverses, wanted.supervised_S.numel()))
 
     def run(self, batches: list[JaggedBatch], steps: int) -> tuple[list[float], list[float]]:
-        """When each of so many steps ended, and its loss; batches go on after the last one, and are
-        finished too.
-        """
+        """Take steps; returns when each ended, and its loss. Batches ahead are finished too."""
         source = (
             self.batch(batches[step % len(batches)], step) for step in range(steps + _IN_FLIGHT)
         )

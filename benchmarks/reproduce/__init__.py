@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""Published tables, trained again and printed with the published rows."""

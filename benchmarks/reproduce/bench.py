@@ -1,9 +1,8 @@
-"""Reproduction of published tables: each shipped recipe over several seeds, printed beside what
-others report.
+"""Published tables again: each shipped recipe over several seeds, printed with the published rows.
 
-The protocol is honest: the epoch is chosen on the validation item (second last), the test item is
-read once, the whole catalogue is ranked with seen items filtered. Seeds that are finished already
-are not trained again, so a stopped reproduction goes on.
+The epoch is chosen on the validation item (second last), the test item is read once, the whole
+catalogue is ranked with seen items filtered. Finished seeds are kept, so a stopped reproduction
+resumes. Touch this when another table should be reproduced.
 """
 
 import statistics
@@ -40,7 +39,7 @@ class SeedResult:
 def run_seed(
     recipe_name: str, seed: int, store: SequenceStore, out: Path, overrides: tuple[str, ...] = ()
 ) -> SeedResult:
-    """Train one seed to its end (or go on with it) and read the test item once."""
+    """Train one seed to its end, or resume it, and read the test item once."""
     recipe = load_recipe(Recipe, recipe_name, [*overrides, f"seed={seed}"])
     run = api.train(recipe, data=store, out=out / f"{recipe_name}-seed{seed}")
     note = read_json(run.directory / "run.json")
@@ -49,7 +48,7 @@ def run_seed(
 
 
 def summarise(results: list[SeedResult]) -> list[dict[str, Any]]:
-    """Mean and sample standard deviation over the seeds of each recipe."""
+    """Compute mean and sample standard deviation over the seeds of each recipe."""
     rows = []
     for name in dict.fromkeys(result.recipe for result in results):
         mine = [result for result in results if result.recipe == name]
@@ -67,7 +66,7 @@ def summarise(results: list[SeedResult]) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Our rows beside the published ones, the two test sets kept apart."""
+    """Print our rows and the published ones, the two test sets kept apart."""
     console.print("[bold]MovieLens-1M, whole catalogue ranked, seen items filtered[/bold]")
     table = Table()
     for heading in ("model", "HR@10", "NDCG@10", "test set"):

@@ -1,5 +1,6 @@
-"""`slipstream reproduce`: published tables, trained again here and printed beside what others
-report.
+"""The command that trains the recipes of published tables again and prints both.
+
+Touch this when it gets another flag; training and printing are in bench.py.
 """
 
 from pathlib import Path
@@ -8,12 +9,11 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from benchmarks.reproduce import bench
+from slipstream import api
+from slipstream.cli.data_commands import Ticker
+
 console = Console(highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    app.command()(reproduce)
 
 
 def reproduce(
@@ -28,22 +28,18 @@ def reproduce(
     seeds: Annotated[
         int, typer.Option(min=1, max=100, help="Seeds per recipe; the table shows mean and spread.")
     ] = 3,
-    data: Annotated[Path, typer.Option(help="Prepared data; made when it is not there.")] = Path(
+    data: Annotated[Path, typer.Option(help="Prepared data; prepared when missing.")] = Path(
         "data/ml-1m"
     ),
-    out: Annotated[
-        Path, typer.Option(help="Where the runs go; finished ones are not trained again.")
-    ] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Where the runs go; finished ones are kept.")] = Path(
+        "runs/reproduce"
+    ),
 ) -> None:
-    """Train the shipped recipes over several seeds and print them beside the published rows.
+    """Train the shipped recipes over several seeds and print them with the published rows.
 
-    Epoch chosen on the validation item, test item read once, whole catalogue ranked, seen items
-    filtered.
+    The epoch is chosen on the validation item. The test item is read once: the whole catalogue is
+    ranked, seen items are filtered.
     """
-    from benchmarks.reproduce import bench
-    from slipstream import api
-    from slipstream.cli.data_commands import Ticker
-
     if not (data / "store.json").exists():
         with Ticker() as progress:
             api.prepare(dataset, data, progress=progress)

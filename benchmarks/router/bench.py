@@ -1,5 +1,6 @@
-"""CPU time per routed request: our router and sglang-router (sticky by key) before the same
-workers, in turns.
+"""Processor time per routed request: our router and sglang-router (sticky by key), in turns.
+
+Both stand before the same workers. Touch this when a routed request carries something else.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ USERS = 64
 
 
 def our_requests(port: int, secret: str) -> list[bytes]:
-    """Ranking requests as clients send them: key, ticket, candidates."""
+    """Make ranking requests as clients send them: key, ticket, candidates."""
     office = TicketSigner(secret.encode())
     found = []
     for user in _users():
@@ -43,7 +44,7 @@ def our_requests(port: int, secret: str) -> list[bytes]:
 
 
 def peer_requests(port: int) -> list[bytes]:
-    """The same ids as a generation request, with the routing key that makes it sticky."""
+    """Make generation requests with the same ids and the key that makes routing sticky."""
     body = {"input_ids": _candidates(), "stream": False}
     return [_request(port, "/generate", body, f"x-smg-routing-key: {user}") for user in _users()]
 
@@ -66,9 +67,7 @@ def _request(port: int, path: str, body: object, header: str) -> bytes:
 
 
 async def drive(port: int, requests: list[bytes], count: int) -> None:
-    """Send `count` requests over a few connections, each waiting for its answer; every answer must
-    be a 200.
-    """
+    """Send requests over a few connections, each waiting for its answer, which must be a 200."""
     upstream = Upstream("127.0.0.1", port)
     numbers = iter(range(count))
 
@@ -83,7 +82,7 @@ async def drive(port: int, requests: list[bytes], count: int) -> None:
 
 
 def run(quick: bool, json_path: Path | None) -> dict[str, object]:
-    """Measures and prints; the claim is `router_cpu_vs_peer`, where the peer is installed."""
+    """Measure and print; the claim is `router_cpu_vs_peer`, where the peer is installed."""
     count, repeats = (1_000, 5) if quick else (5_000, 7)
     secret = secrets.token_hex(16)
     with contextlib.ExitStack() as running:

@@ -1,5 +1,6 @@
-"""Two routers before the same workers, for `bench router`: ours and sglang-router, each a process
-whose CPU time can be read.
+"""Routers and workers of the router benchmark: ours and sglang-router, each a process of its own.
+
+Touch this when another router should be compared.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ START_SECONDS = 30.0
 
 
 class _Worker(asyncio.Protocol):
-    """Answers every request at once: what a router's worker costs is not what is measured."""
+    """Answers every request at once, so that only the router is measured."""
 
     answers: dict[bytes, bytes]
 
@@ -58,7 +59,7 @@ class _Worker(asyncio.Protocol):
 
 
 def run_worker(port: int) -> None:
-    """A worker's whole process."""
+    """Run one worker process."""
     status = {
         "instance": "w",
         "version": "v",
@@ -98,13 +99,13 @@ def free_port() -> int:
 
 
 def peer_command() -> list[str] | None:
-    """The words that start sglang-router; None where it is not installed."""
+    """Return the words that start sglang-router, or None where it is not installed."""
     given = os.environ.get(PEER_VARIABLE) or shutil.which("sglang-router")
     return None if given is None else [given, "launch"]
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time a process has used, all its threads."""
+    """Return the processor time of a process and all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -113,13 +114,12 @@ def cpu_seconds(pid: int) -> float:
 def process(
     command: list[str], health: str, environment: dict[str, str] | None = None
 ) -> Iterator[int]:
-    """A child that answers at `health`; yields its process id, ends it at the end."""
-    log = Path(os.devnull).open("wb")
+    """Start a child that answers at `health`, yield its process id, and end it."""
     child = subprocess.Popen(
         command,
         env={**os.environ, **(environment or {})},
-        stdout=log,
-        stderr=log,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     )
     try:
@@ -138,7 +138,6 @@ def process(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        log.close()
 
 
 def _answers(url: str) -> bool:
@@ -151,7 +150,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[list[int]]:
-    """Ports of `count` worker processes."""
+    """Start worker processes and yield their ports."""
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(count):
@@ -166,7 +165,7 @@ def workers(count: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def our_router(worker_ports: list[int], secret: str) -> Iterator[tuple[int, int]]:
-    """(process id, port) of a Slipstream router with a key to check and tickets to read."""
+    """Start a Slipstream router with API key and tickets; yield its process id and port."""
     port = free_port()
     instances = [
         {"name": f"w-{number}", "url": f"http://127.0.0.1:{w}"}
@@ -185,7 +184,7 @@ def our_router(worker_ports: list[int], secret: str) -> Iterator[tuple[int, int]
 
 @contextlib.contextmanager
 def peer_router(worker_ports: list[int]) -> Iterator[tuple[int, int]]:
-    """(process id, port) of sglang-router, sticky by key."""
+    """Start sglang-router, sticky by key; yield its process id and port."""
     port, metrics = free_port(), free_port()
     urls = [f"http://127.0.0.1:{w}" for w in worker_ports]
     command = [

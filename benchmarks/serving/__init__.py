@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""The largest rate and the longest history that hold a latency limit."""

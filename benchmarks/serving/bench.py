@@ -1,20 +1,19 @@
-"""Relay-race serving under a P99 SLO: with it, without it, and with one part of it switched off.
+"""Serving under a p99 limit: with pre-inference, without it, and with one part switched off.
 
-Two instances of one thread each, real processes; session traces (serving_trace.py); SLO p99 <= 80
-ms at the ranking stage, refusals count as misses. The history's length is the machine's: the
+Two instances of one thread each, real processes; session traces (trace.py); SLO p99 <= 80 ms at the
+ranking stage, refusals count as misses. The length of the history depends on the machine: the
 longest whose in-line ranking, measured at the start on all instances at once, takes 55 % of the
-SLO. That is about the longest history which the system without the relay race holds at a low rate,
-and so what a team without it would be confined to. What the ratio is at a shorter one (40 %) is
-measured too.
+SLO. That is about the longest history that a system without pre-inference holds at a low rate. A
+shorter one (40 %) is measured too.
 
 `slo_qps` is the largest Poisson rate that holds: the same bisection for both variants with our own
 open-loop generator over the same trace, then MLPerf LoadGen's Server scenario at that rate (or the
 next lower one it calls VALID). `max_prefix` is the longest history that holds at a fixed rate.
-"without" ranks every request in line, on the same engine, kernels and scheduler, wherever the least
-work waits. A bundle of random weights: speed does not depend on what a model has learnt.
+"without" ranks every request in line, on the same engine, kernels and scheduler, where the least
+work waits. The bundle has random weights: speed does not depend on what a model has learnt.
 
-Real arrivals come from the logs found in the folders of `$SLIPSTREAM_DATA`; without one, synthetic
-sessions serve and are named so.
+Real arrivals come from logs in the folders of `$SLIPSTREAM_DATA`; without one, sessions are
+synthetic and named so.
 """
 
 import asyncio
@@ -79,9 +78,7 @@ QUICK = Setting(SLO, STAGES, requests=200, most_seconds=10.0, memory=MEMORY, var
 
 
 def noise_floor(seconds: float = 1.0) -> float:
-    """How late this machine wakes an idle process that asked for a millisecond: 99th percentile, in
-    milliseconds.
-    """
+    """Return how late this machine wakes a process that sleeps 1 ms: p99 in milliseconds."""
     late, end = [], time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
         time.sleep(0.001)
@@ -90,7 +87,7 @@ def noise_floor(seconds: float = 1.0) -> float:
 
 
 async def _measure(
-    quick: bool, bundle: Path, sessions: list[Session], say: Any
+    quick: bool, bundle: Path, sessions: list[Session], log: Any
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     floor, probes = noise_floor(), 2 if quick else 5
     async with Fleet(INSTANCES, bundle, CANDIDATES, FIRST_ID, NUM_ITEMS) as fleet:
@@ -98,30 +95,29 @@ async def _measure(
         length, inline_ms = await length_of_time(
             fleet, 1e3 * INLINE_SHARE * SLO, 64, MODEL["max_len"] // 2
         )
-        capacity = (
-            INSTANCES * 1e3 / inline_ms
-        )  # long histories a second that would keep all instances busy in line
+        # Long histories a second that keep all instances busy in line.
+        capacity = INSTANCES * 1e3 / inline_ms
         shorter, shorter_ms = await length_of_time(fleet, 1e3 * SHORTER_SHARE * SLO, 64, length)
-        say(
+        log(
             f"{length} behaviours rank in line in {inline_ms:.1f} ms, {shorter} in "
             f"{shorter_ms:.1f} ms; noise floor {floor:.2f} ms"
         )
-        bench = Bench(fleet, sessions, QUICK if quick else FULL, length, say)
+        bench = Bench(fleet, sessions, QUICK if quick else FULL, length, log)
         own = await bench.largest_rates(
             ("relay", "without"), LOW_LOAD * capacity, 1.5 * capacity, probes
         )
-        judged = {}
+        validated = {}
         if loadgen_at_hand() and not quick:
-            judged = {
-                variant: await bench.judged_rate(variant, rate) for variant, rate in own.items()
+            validated = {
+                variant: await bench.valid_rate(variant, rate) for variant, rate in own.items()
             }
         elif not loadgen_at_hand():
-            say(
+            log(
                 "MLPerf LoadGen is not installed (package mlcommons-loadgen): its verdicts are "
                 "left out"
             )
-        valid = bool(judged) and all(judged.values())
-        rates = judged if valid else own
+        valid = bool(validated) and all(validated.values())
+        rates = validated if valid else own
         rate = FIXED_LOAD * capacity
         longest = min(2.4 * length, MODEL["max_len"])
         lengths = await bench.longest_prefixes(
@@ -139,9 +135,8 @@ async def _measure(
         else float("inf"),
         "score_diff": max(row["score_diff"] for row in bench.rows),
         "noise_floor_ms": floor,
-        "loadgen_valid": float(
-            valid
-        ),  # 0: the rates are those of our own generator, LoadGen did not call both VALID
+        # 0: LoadGen did not call both VALID, so the rates are those of our own generator.
+        "loadgen_valid": float(valid),
         "slo_qps_relay": rates["relay"],
         "slo_qps_without": rates["without"],
         "slo_qps_ratio_own": own["relay"] / own["without"] if own["without"] else float("inf"),
@@ -158,7 +153,7 @@ async def _measure(
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print the table, draw the curves beside the JSON."""
+    """Measure, print the table, draw the curves next to the JSON."""
     console = Console(highlight=False)
     found = serving_trace.real_sessions()
     name, sessions = (

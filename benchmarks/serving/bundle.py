@@ -1,11 +1,12 @@
-"""A bundle of random weights and a stated size: serving speed and exactness do not depend on what a
-model has learnt.
+"""A bundle of random weights and a stated size, for measurements and tests of serving.
+
+Speed and exactness do not depend on what a model has learnt. Touch this when a bundle holds more.
 """
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ def random_bundle(
     directory: str | Path,
     model: dict[str, Any],
     *,
-    task: str = "ranking",
+    task: Literal["retrieval", "ranking"] = "ranking",
     tasks: Sequence[str] = ("click", "like"),
     num_items: int = 5_000,
     item_features: dict[str, int] | None = None,
@@ -31,8 +32,9 @@ def random_bundle(
     seed: int = 0,
     noise: float = 0.0,
 ) -> str:
-    """Writes the bundle, returns its version. Item ids run from `first_id`; `noise` shakes all
-    weights so that each is felt.
+    """Write the bundle and return its version.
+
+    Item ids start at `first_id`; `noise` is added to all weights, so that each matters.
     """
     config = ModelConfig.model_validate(model)
     item_features, user_features = item_features or {}, user_features or {}
@@ -45,11 +47,11 @@ def random_bundle(
             tasks if task == "ranking" else (),
             tuple(user_features),
             tuple(item_features),
-        )  # type: ignore[arg-type]
+        )
     tensors = {}
     for name, value in net.state_dict().items():
-        shaken = value + noise * torch.randn(value.shape, generator=generator) if noise else value
-        tensors[f"model/{name}"] = shaken
+        noisy = value + noise * torch.randn(value.shape, generator=generator) if noise else value
+        tensors[f"model/{name}"] = noisy
     sizes = {"item": num_items}
     sizes |= {f"item.{name}": size for name, size in item_features.items()}
     sizes |= {f"user.{name}": size for name, size in user_features.items()}

@@ -1,18 +1,18 @@
-"""Open-loop load for the serving benchmark: the cascade of one request, our own generator, and
-MLPerf LoadGen's Server scenario.
+"""Open-loop load of the serving benchmark: our own generator, and MLPerf LoadGen's Server scenario.
 
     arrival ──pre-inference signal──▶ instance        retrieval + pre-processing take a stated time
                                                       meanwhile
             ──ranking, `stages` seconds later──▶ the same instance (affinity), or any (affinity off)
 
-Routing is the router's own (serving/router/balancer.py), in this process: instances by hash,
-bounded by outstanding tokens, decided at the first signal and kept by the ticket. Without the relay
-race there is no signal, and the instance with the least outstanding work ranks, the best there is
-when nothing is kept. Without affinity signal and ranking go anywhere.
+Routing is the router's own (serving/router/balancer.py), in this process: a user's instance by hash,
+bounded by outstanding tokens, decided at the first signal and kept by the ticket. Without
+pre-inference there is no signal, and the instance with the least outstanding work ranks. Without
+affinity, signal and ranking go anywhere.
 
 Latency of the ranking stage counts from when ranking was scheduled to begin, not from when it was
 sent. A refusal or failure counts as a miss. LoadGen sees the whole cascade, so its limit is
-`stages` + SLO, and a failed request is completed only after it.
+`stages` + SLO, and a failed request is completed only after it. Touch this when a request takes
+another way.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Route = Literal["affinity", "random", "least work"]
 
 @dataclass
 class Outcome:
-    """What became of the requests of one run."""
+    """The latencies, hits and errors of one run."""
 
     offered: float  # requests a second
     slo: float = 0.08
@@ -49,7 +49,7 @@ class Outcome:
     cut_short: bool = False  # given up when the verdict could not change any more
 
     def percentile(self, share: float) -> float:
-        """In milliseconds; inf when more than the rest failed."""
+        """Return a percentile in milliseconds; inf when more than the rest failed."""
         if not self.latencies:
             return float("inf")
         ordered = sorted(self.latencies)
@@ -62,7 +62,7 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """Share of requests answered within the SLO."""
+        """The share of requests answered within the SLO."""
         return 1.0 - self.misses / max(1, len(self.latencies))
 
     @property
@@ -72,9 +72,7 @@ class Outcome:
 
 
 class Cascade:
-    """Sends the requests of a fleet. `size` tells the behaviours of a request, which routing
-    counts.
-    """
+    """Sends the requests of a run; `size` gives the behaviours of a request, for routing."""
 
     def __init__(
         self,
@@ -102,9 +100,7 @@ class Cascade:
         self._random = random.Random(0)
 
     async def run(self, request: Request, arrival: float) -> float:
-        """One request from its arrival (monotonic); returns the ranking stage's latency, inf for a
-        miss.
-        """
+        """Send one request from its arrival (monotonic); returns the latency, inf for a miss."""
         rank_at = arrival + self.stages
         signal = None
         if self.route != "least work":
@@ -144,10 +140,9 @@ class Cascade:
 
 
 async def open_loop(cascade: Cascade, requests: list[Request], give_up: bool = False) -> Outcome:
-    """Every request at its time, whatever became of those before it.
+    """Send every request at its time, whatever became of those before it.
 
-    With `give_up` it ends as soon as more requests have missed than the 99th percentile of all of
-    them may.
+    With `give_up` it ends as soon as more requests have missed than a 99th percentile allows.
     """
     begin = time.monotonic() + 0.05
     tasks = []
@@ -163,16 +158,14 @@ async def open_loop(cascade: Cascade, requests: list[Request], give_up: bool = F
 
 
 def loadgen_at_hand() -> bool:
-    """Whether MLPerf LoadGen (package mlcommons-loadgen) is installed."""
+    """Check whether MLPerf LoadGen (package mlcommons-loadgen) is installed."""
     return importlib.util.find_spec("mlperf_loadgen") is not None
 
 
 async def loadgen_server(
     cascade: Cascade, requests: list[Request], rate: float, seconds: float, folder: Path
 ) -> Outcome:
-    """MLPerf LoadGen, Server scenario: its Poisson schedule, its clock, its verdict. The n-th query
-    is the trace's n-th request.
-    """
+    """Run LoadGen's Server scenario; its n-th query is the n-th request of the trace."""
     import mlperf_loadgen as lg
 
     loop = asyncio.get_running_loop()

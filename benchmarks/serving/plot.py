@@ -1,6 +1,4 @@
-"""The serving benchmark's curves: p99 against the offered rate, and against the length of the
-history.
-"""
+"""Curves of the serving benchmark: p99 against the offered rate, and against the length."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,9 +10,7 @@ Row = dict[str, Any]
 
 
 def draw(rows: list[Row], path: Path, slo: float) -> None:
-    """Writes a PNG: every run a dot (LoadGen's a cross), a line through the best of our own; misses
-    beyond the edge stand at it.
-    """
+    """Write a PNG: runs as dots (LoadGen's as crosses), a line through the best of our own."""
     from matplotlib.figure import Figure
 
     length, rate, ceiling = rows[0]["length"], fixed_rate(rows), 4e3 * slo
@@ -59,14 +55,14 @@ def draw(rows: list[Row], path: Path, slo: float) -> None:
 
 
 def fixed_rate(rows: list[Row]) -> float:
-    """The rate at which most lengths were tried."""
+    """Return the rate at which most lengths were tried."""
     tried = {(row["rate"], row["length"]) for row in rows}
     rate: float = Counter(rate for rate, _ in tried).most_common(1)[0][0]
     return rate
 
 
 def best_of(runs: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The smallest value at each place, in order."""
+    """Return the smallest value at each place, in order."""
     return sorted(
         (place, min(value for at, value in runs if at == place)) for place in {at for at, _ in runs}
     )

@@ -1,14 +1,13 @@
-"""One fleet driven through variants, rates and lengths: a run and its row, and the search for the
-largest that holds the SLO.
+"""One fleet driven through variants, rates and lengths, and the search for the largest that holds.
 
 Every run of a variant gets fresh instances and the same trace. Its length is a number of requests,
-not of seconds, because that is what a 99th percentile needs: of `requests` a hundredth may miss. A
-run that has missed more ends there, its verdict being certain. The trace begins in the middle of
-things, but fresh instances know nobody: `WARM_UP` seconds of it, which do not count, let those in
-mid-session be seen once, as they would have been. Where nothing is kept there is nobody to know,
-and two seconds are enough. The searches of two variants take turns, so that a slow minute meets
-both, and a miss is believed when it happens twice: what else the machine did in those seconds must
-not decide a bisection. Both variants are treated alike.
+not of seconds, because a 99th percentile needs a number: of `requests` a hundredth may miss. A run
+that has missed more ends there, since its verdict is certain. The trace begins in the middle of
+sessions, but fresh instances know no user: the first `WARM_UP` seconds, which do not count, let
+them see those users once. Where nothing is cached two seconds are enough. The searches of two
+variants take turns, so that a slow minute meets both, and a miss counts when it happens twice, so
+that a disturbance does not decide a bisection. Both variants are treated alike. Touch this when the
+search or its rows change.
 """
 
 import tempfile
@@ -48,27 +47,28 @@ class Setting:
 
 @dataclass
 class Bench:
-    """See the module."""
+    """A fleet, a trace and the rows of all runs so far."""
 
     fleet: Fleet
     sessions: list[Session]
     setting: Setting
     length: int
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(
         self, variant: str, rate: float, length: int | None = None, *, loadgen: bool = False
     ) -> Outcome:
-        """One run: fresh instances, a warm-up by the first seconds of the trace that does not
-        count, then the rest. Keeps a row.
+        """Run a variant once on fresh instances and keep a row.
+
+        The first seconds of the trace warm up and do not count.
         """
         setting, length = self.setting, self.length if length is None else length
         config = setting.memory | setting.variants[variant]
         measured = await self.fleet.configure(config, length, expander=variant != "expander off")
         outcome = Outcome(rate, setting.slo)
-        wanted = setting.loadgen_requests if loadgen else setting.requests
-        seconds = min(wanted / rate, setting.loadgen_seconds if loadgen else setting.most_seconds)
+        count = setting.loadgen_requests if loadgen else setting.requests
+        seconds = min(count / rate, setting.loadgen_seconds if loadgen else setting.most_seconds)
         # The same trace for every variant at this rate; LoadGen makes its own times and may ask for
         # somewhat more.
         requests = serving_trace.replay(
@@ -103,7 +103,7 @@ class Bench:
             "score_diff": await self.fleet.score_diff()
         }
         self.rows.append(row)
-        self.say(
+        self.log(
             f"{variant:>18} {rate:6.1f}/s {length:5d} behaviours: {row['requests']:4d} requests, "
             f"p99 {row['p99_ms']:6.1f} ms, "
             f"within SLO {row['within_slo']:.3f}, hits {row['hits']}, {row['from_host']} from the "
@@ -126,7 +126,7 @@ class Bench:
         )
 
     async def holds(self, variant: str, rate: float, length: int | None = None) -> bool:
-        """Whether a variant holds the SLO, in one of two runs."""
+        """Check whether a variant holds the SLO in one of two runs."""
         return (await self.run(variant, rate, length)).holds or (
             await self.run(variant, rate, length)
         ).holds
@@ -139,9 +139,7 @@ class Bench:
         probes: int,
         length: int | None = None,
     ) -> dict[str, float]:
-        """Each variant's largest rate that holds the SLO, by our own generator; 0 where none that
-        was tried does.
-        """
+        """Find each variant's largest rate that holds the SLO, 0 where none does."""
         searches = {variant: Bisection(low, high) for variant in variants}
         for _ in range(probes):
             for variant, search in searches.items():
@@ -151,19 +149,17 @@ class Bench:
     async def longest_prefixes(
         self, variants: Sequence[str], rate: float, low: float, high: float, probes: int
     ) -> dict[str, int]:
-        """Each variant's longest history that holds the SLO at a fixed rate."""
+        """Find each variant's longest history that holds the SLO at a fixed rate."""
         searches = {variant: Bisection(low, high) for variant in variants}
         for _ in range(probes):
             for variant, search in searches.items():
                 search.note(await self.holds(variant, rate, whole(search.middle)))
         return {variant: whole(search.best) for variant, search in searches.items()}
 
-    async def judged_rate(
+    async def valid_rate(
         self, variant: str, rate: float, steps: int = 4, step: float = 0.85
     ) -> float:
-        """The rate, or the next smaller one by `step`, that LoadGen calls VALID; 0 where it calls
-        none so.
-        """
+        """Find the rate, or the next smaller one, that LoadGen calls VALID; 0 where none is."""
         for _ in range(steps if rate else 0):
             if (await self.run(variant, rate, loadgen=True)).verdict == "VALID":
                 return rate
@@ -172,18 +168,18 @@ class Bench:
 
 
 def _rising(at: float) -> float:
-    """Warm-up begins at half the rate: while nobody is known yet, every request costs the most."""
+    """Begin the warm-up at half the rate: while no user is known, requests cost the most."""
     return 2 * at if at < WARM_UP / 2 else at + WARM_UP / 2
 
 
 def whole(length: float) -> int:
-    """Lengths are tried in steps of 16 behaviours."""
+    """Round a length to a multiple of 16 behaviours."""
     return round(length / 16) * 16
 
 
 @dataclass
 class Bisection:
-    """In steps of ratio: the largest value found to hold, 0 where none does."""
+    """A search by ratio for the largest value that holds; `best` is 0 where none does."""
 
     low: float
     high: float
@@ -191,11 +187,11 @@ class Bisection:
 
     @property
     def middle(self) -> float:
-        """What to try next."""
+        """The next value to try."""
         return (self.low * self.high) ** 0.5
 
     def note(self, holds: bool) -> None:
-        """How that went."""
+        """Record whether the middle value holds."""
         if holds:
             self.best = self.low = self.middle
         else:
@@ -205,9 +201,7 @@ class Bisection:
 async def length_of_time(
     fleet: Fleet, milliseconds: float, low: int, high: int
 ) -> tuple[int, float]:
-    """The longest history whose in-line ranking takes no more than this here and now, and what it
-    takes.
-    """
+    """Find the longest history whose in-line ranking stays within a time, and its time."""
     search, taken = Bisection(low, high), 0.0
     for _ in range(7):
         length = whole(search.middle)

@@ -1,11 +1,11 @@
-"""Session traces for the serving benchmark: who asks when, and how long the history is by then.
+"""Session traces of the serving benchmark: which user sends a request when, with which history.
 
-A session is a run of one user's real behaviours with no gap above half an hour; every `PAGE`
-behaviours the user asks for more. How many pages a visit has and how they follow each other is the
-log's own. A laptop cannot wait for days, so time is rescaled, twice: session starts to reach the
-wanted rate, gaps within a session by `GAP_SCALE` (and never below `SHORTEST_GAP`, the time a page
-takes to answer). What users did before the log is not known; every user gets a history of a stated
-length, random items, own times.
+A session is a sequence of one user's real behaviours with no gap above half an hour; every `PAGE`
+behaviours the user requests a page. The pages of a visit and their gaps are the log's own. Time is
+rescaled twice: session starts to reach the wanted rate, gaps within a session by `GAP_SCALE` (and
+never below `SHORTEST_GAP`, the time a page takes to answer). What users did before the log is not
+known; every user gets a history of a stated length, random items, own times. Touch this when
+another log should give the arrivals.
 """
 
 import math
@@ -28,7 +28,7 @@ _GROWTH = 4096
 
 @dataclass(frozen=True)
 class Session:
-    """One user's visit: when it begins and when, after that, pages are asked for (seconds)."""
+    """One user's visit: when it begins, and when pages are requested after that (seconds)."""
 
     user: int
     start: float
@@ -47,10 +47,9 @@ class Request:
 def real_sessions(
     wanted: Sequence[str] = ("MovieLens latest-small", "KuaiRand-Pure"),
 ) -> tuple[str, list[Session]] | None:
-    """Sessions of the first of these logs found in the folders of `$SLIPSTREAM_DATA` (default
-    `data`).
+    """Read the sessions of the first of these logs in the folders of `$SLIPSTREAM_DATA`.
 
-    MovieLens comes first: people rate page after page there. What is public of KuaiRand-Pure keeps
+    MovieLens comes first: its users rate page after page. The public part of KuaiRand-Pure keeps
     few rows of a visit, so nearly every session has one page, and nothing can be used twice.
     """
     folders = [
@@ -76,7 +75,7 @@ def real_sessions(
 
 
 def synthetic_sessions(count: int = 4000, seed: int = 0) -> list[Session]:
-    """Geometric numbers of pages, exponential gaps of a minute, Poisson starts."""
+    """Draw geometric numbers of pages, exponential gaps of a minute, Poisson starts."""
     rng = np.random.default_rng(seed)
     starts = np.cumsum(rng.exponential(10.0, count))
     sessions = []
@@ -87,7 +86,7 @@ def synthetic_sessions(count: int = 4000, seed: int = 0) -> list[Session]:
 
 
 def sessions_of(users_N: np.ndarray, seconds_N: np.ndarray) -> list[Session]:
-    """Cuts a log into sessions, in order of their beginning."""
+    """Cut a log into sessions, in order of their beginning."""
     order = np.lexsort((seconds_N, users_N))
     users, seconds = users_N[order], seconds_N[order]
     breaks = np.flatnonzero((np.diff(users) != 0) | (np.diff(seconds) > SESSION_GAP)) + 1
@@ -99,11 +98,11 @@ def sessions_of(users_N: np.ndarray, seconds_N: np.ndarray) -> list[Session]:
 
 
 def replay(sessions: list[Session], rate: float, seconds: float, seed: int = 0) -> list[Request]:
-    """Requests of `seconds` at `rate` a second on average, rescaled.
+    """Make the requests of `seconds` at `rate` a second on average, rescaled.
 
-    A log spans years and its habits change, so sessions are taken in even strides from all over it:
-    every rate and every moment meets the same mix of long and short visits. Those already under way
-    when it starts are there too, from the page they are at.
+    A log spans years and its habits change, so sessions are taken in even strides from all of it:
+    every rate gets the same mix of long and short visits. Sessions already running at the start are
+    included from their current page on.
     """
     mean_pages = float(np.mean([len(session.pages) for session in sessions]))
     lead = 120.0  # seconds of sessions before the window, so that it opens in the middle of things
@@ -133,7 +132,7 @@ def replay(sessions: list[Session], rate: float, seconds: float, seed: int = 0) 
 
 
 def poisson(requests: list[Request], rate: float, seed: int = 0) -> list[Request]:
-    """The same requests in the same order at Poisson times."""
+    """Put the same requests in the same order at Poisson times."""
     times = np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, len(requests)))
     return [
         Request(float(at), request.user, request.page)
@@ -142,9 +141,7 @@ def poisson(requests: list[Request], rate: float, seed: int = 0) -> list[Request
 
 
 class Histories:
-    """Every user's behaviours, made when asked for from the user's number alone: all processes see
-    the same.
-    """
+    """Every user's behaviours, made from the user's number, so all processes see the same."""
 
     def __init__(
         self, length: int, first_id: int, num_items: int, tasks: tuple[str, ...], max_len: int
@@ -160,14 +157,14 @@ class Histories:
         self._short: dict[int, bool] = {}
 
     def length_of(self, user: int, page: int) -> int:
-        """Behaviours of a user when asking for a page."""
+        """Return the behaviours of a user at a page."""
         short = self._short.get(user)
         if short is None:
             short = self._short[user] = bool(np.random.default_rng(user).random() < SHORT_SHARE)
         return min(self.max_len, (SHORT_LENGTH if short else self.length) + PAGE * page)
 
     def of(self, user: int, page: int) -> History:
-        """The history of a user when asking for a page, oldest first."""
+        """Return the history of a user at a page, oldest first."""
         if user not in self._made:
             if len(self._made) > 4096:
                 self._made.clear()
@@ -177,7 +174,7 @@ class Histories:
         return History(whole.items[:count], whole.timestamps[:count], actions)
 
     def candidates(self, user: int, page: int, count: int) -> np.ndarray:
-        """What retrieval found for a page."""
+        """Return what retrieval found for a page."""
         return self.first_id + np.random.default_rng([user, page]).integers(
             0, self.num_items, count
         )

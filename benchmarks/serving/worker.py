@@ -1,9 +1,8 @@
-"""An instance in a process of its own, driven by short lines over a Unix socket: the serving
-benchmark's stand-in for the network.
+"""An instance in a process of its own, driven by short lines over a Unix socket.
 
-Lines name users and pages; both sides know the histories (serving_trace.py), so that what is
-measured is serving, not parsing. Monotonic time is the machine's, so a deadline means the same on
-both sides.
+It replaces the network in the serving benchmark. Lines name users and pages; both sides know the
+histories (trace.py), so that serving is measured, not parsing. Monotonic time is the machine's, so
+a deadline means the same on both sides. Touch this when an instance is driven in another way.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ _CHECKED = 12  # answers kept to be compared with the full pass
 
 
 class _Worker:
-    """One process: an instance, replaced whenever a variant asks for another."""
+    """One process: an instance, replaced whenever a variant needs another."""
 
     def __init__(self, bundle: str, candidates: int, first_id: int, num_items: int) -> None:
         self.bundle, self.candidates, self.first_id, self.num_items = (
@@ -45,7 +44,7 @@ class _Worker:
         self.kept: list[tuple[int, int, dict[str, np.ndarray]]] = []
 
     def configure(self, config: InstanceConfig, length: int) -> dict[str, Any]:
-        """A fresh instance; the machine is measured once."""
+        """Make a fresh instance; the machine is measured once."""
         self.close()
         self.instance = Instance(
             self.bundle, config, None if self.measured is None else CostModel.of(self.measured)
@@ -66,7 +65,7 @@ class _Worker:
         }
 
     async def serve(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One line in, one line out."""
+        """Answer one line with one line."""
         if message["op"] == "configure":
             return self.configure(_config(message["config"]), message["length"])
         assert self.instance is not None and self.histories is not None
@@ -99,9 +98,7 @@ class _Worker:
         return {"hit": answer.hit, "backlog": self.instance.backlog}
 
     async def _inline_ms(self, length: int, repeats: int = 7) -> float:
-        """The time of ranking one history of this length, now and then, as requests come: the
-        middle one of a few.
-        """
+        """Time in-line ranking of one history at intervals, and return the median."""
         assert self.instance is not None
         engine = self.instance.engine
         histories = Histories(length, self.first_id, self.num_items, engine.tasks, engine.max_len)
@@ -121,7 +118,7 @@ class _Worker:
         return 1e3 * float(np.median(taken))
 
     def _score_diff(self) -> float:
-        """The largest difference between an answer given and the full pass without any cache."""
+        """Return the largest difference between an answer and the full pass without cache."""
         assert self.instance is not None and self.histories is not None
         largest = 0.0
         for user, page, scores in self.kept:
@@ -188,7 +185,7 @@ class Link:
     sent: int = 0
 
     async def ask(self, **message: Any) -> dict[str, Any]:
-        """Sends one message and waits for its answer."""
+        """Send one message and wait for its answer."""
         self.sent += 1
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.waiting[self.sent] = future
@@ -196,7 +193,7 @@ class Link:
         return await future
 
     async def listen(self) -> None:
-        """Hands answers to those who wait; a worker that is gone answers with an error."""
+        """Pass answers to those who wait; a worker that has ended answers with an error."""
         while line := await self.reader.readline():
             reply = json.loads(line)
             self.waiting.pop(reply["id"]).set_result(reply)
@@ -206,7 +203,7 @@ class Link:
 
 
 class Fleet:
-    """Several workers; `async with`."""
+    """Several workers; use it with `async with`."""
 
     def __init__(
         self, count: int, bundle: Path, candidates: int, first_id: int, num_items: int
@@ -236,9 +233,7 @@ class Fleet:
     async def configure(
         self, config: dict[str, Any], length: int, expander: bool
     ) -> dict[str, Any]:
-        """Gives every worker a fresh instance, each with a shelf of its own where wanted; returns
-        what the first one measured.
-        """
+        """Give every worker a fresh instance; returns what the first one measured."""
         measured = []
         for number, link in enumerate(self.links):
             shelf = _shared_memory() / f"slipstream-bench-{os.getpid()}-{number}"
@@ -252,7 +247,7 @@ class Fleet:
         return measured[0]
 
     async def stats(self) -> dict[str, float]:
-        """Sums over the workers."""
+        """Sum the counters over the workers."""
         total: dict[str, float] = {}
         for link in self.links:
             for name, value in (await link.ask(op="stats")).items():
@@ -261,9 +256,7 @@ class Fleet:
         return total
 
     async def inline_ms(self, length: int) -> float:
-        """In-line ranking of one history, timed on all instances at the same moment; the slowest
-        counts.
-        """
+        """Time in-line ranking on all instances at the same moment; returns the slowest."""
         replies = await asyncio.gather(
             *(link.ask(op="inline", length=length) for link in self.links)
         )
@@ -283,9 +276,7 @@ class Fleet:
 
 
 def _forget(shelf: Path) -> None:
-    """Nothing of an earlier variant is found again; the memory stays, so that no run pays for
-    asking the system for it.
-    """
+    """Drop all cached prefixes but keep the memory, so that no run pays for new pages."""
     if shelf.exists():
         with shelf.open("r+b") as file:
             file.write(bytes(4096))

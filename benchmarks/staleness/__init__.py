@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""What stale rows do to quality, over seeds."""

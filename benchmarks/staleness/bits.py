@@ -1,5 +1,6 @@
-"""One digest of everything a training left behind: equal digests mean equal bits, whoever trained
-and on how many ranks.
+"""One digest of everything a training left: equal digests mean equal bits, on any number of ranks.
+
+Touch this when a checkpoint holds something new.
 """
 
 import hashlib
@@ -14,8 +15,9 @@ from slipstream.training.recommender import Recommender
 
 
 def digest_of(dense: Mapping[str, torch.Tensor], recommender: Recommender) -> str:
-    """Of the named dense tensors and of every row with its state, trained or as it was born: who
-    counts as touched differs.
+    """Digest the dense tensors and every row with its state, trained or not.
+
+    Untouched rows count with their initial values, since runs differ in what they touch.
     """
     tensors = dict(dense)
     for table_name, table in recommender.tables.tables.items():
@@ -34,12 +36,12 @@ def digest_of(dense: Mapping[str, torch.Tensor], recommender: Recommender) -> st
 
 
 def digest_of_checkpoint(path: Path, recommender: Recommender) -> str:
-    """Of a checkpoint whose weights and rows have been loaded into `recommender`."""
+    """Digest a checkpoint whose weights and rows are loaded into `recommender`."""
     return digest_of(read_dense(path, ("model/", "optimizer/")), recommender)
 
 
 def digest_in_memory(recommender: Recommender, optimizer: torch.optim.AdamW) -> str:
-    """Of a training that was never saved; the same as its checkpoint would have."""
+    """Digest a training that was never saved; its checkpoint would have the same."""
     dense = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
     dense |= {
         f"optimizer/{name}": value

@@ -1,9 +1,9 @@
-"""The problems of the staleness study: data, a small honest recipe, the figures it is judged by.
+"""The problems of the staleness study: data, a small recipe, and the figures that are compared.
 
 Two are real, one is made with a hot head, and one is a positive control in which staleness must
-hurt; three more change one thing of the control each, to see what the damage hangs on. Every recipe
-trains a fixed number of epochs and is judged once, at the end, on the test behaviours: nothing is
-chosen, so no choice adds noise.
+hurt; three more change one thing of the control each, to find what the damage depends on. Every
+recipe trains a fixed number of epochs and is evaluated once, at the end, on the test behaviours:
+nothing is chosen, so no choice adds noise. Touch this to add a problem.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic
 from slipstream.errors import SlipstreamError, did_you_mean
 
-Say = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 RETRIEVAL, RANKING = ("HR@10", "NDCG@10", "loss"), ("AUC", "loss")
 BRIEFLY = (BASELINE, "semi_async_1", "semi_async_4")
 ALL = tuple(variant.name for variant in VARIANTS)
@@ -25,7 +25,7 @@ ALL = tuple(variant.name for variant in VARIANTS)
 
 @dataclass(frozen=True)
 class Case:
-    """One problem. `known` is a data set of the catalogue, else the log is made by `synthetic`."""
+    """One problem; `known` is a data set of the catalogue, otherwise the log is synthetic."""
 
     name: str
     about: str
@@ -150,7 +150,7 @@ FLAT = replace(
 SPARSE = replace(
     CONTROL,
     name="control-sparse",
-    about="the control with 16 negatives: fewer rows of a step were moved just before",
+    about="the control with 16 negatives: fewer rows of a step were updated just before",
     recipe={**_CONTROL_RECIPE, "loss": {**_ZIPF_RECIPE["loss"], "negatives": 16}},
     variants=BRIEFLY,
 )
@@ -171,7 +171,7 @@ QUICK = Case(
 
 
 def named_cases(names: tuple[str, ...]) -> list[Case]:
-    """Cases by name; none named means all."""
+    """Return cases by name; no name means all."""
     for name in names:
         if name not in CASES:
             raise SlipstreamError(
@@ -181,14 +181,16 @@ def named_cases(names: tuple[str, ...]) -> list[Case]:
 
 
 def store_directory(case: Case, data: Path, out: Path) -> Path:
-    """Where a case's store lies: among the prepared data sets, or in the study where it is made."""
+    """Return the directory of a case's store."""
     return data / case.known if case.known else out / "stores" / case.name
 
 
-def open_store(case: Case, data: Path, out: Path, say: Say | None = None) -> SequenceStore:
-    """A case's store, prepared first where it is not there."""
+def open_store(
+    case: Case, data: Path, out: Path, progress: Progress | None = None
+) -> SequenceStore:
+    """Open a case's store, which is prepared first where it is missing."""
     directory = store_directory(case, data, out)
     if not (directory / "store.json").exists():
         choices = Choices() if case.synthetic is None else Choices(synthetic=case.synthetic)
-        return prepare(case.known or "synthetic", directory, choices, progress=say)
+        return prepare(case.known or "synthetic", directory, choices, progress=progress)
     return SequenceStore.open(directory)

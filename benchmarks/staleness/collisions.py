@@ -1,10 +1,10 @@
-"""How often a step asks for rows that the steps just before it have moved: where staleness can
-matter at all.
+"""How often a step reads rows that the steps just before it updated: where staleness can matter.
 
 The delay term of the convergence bound grows with alpha, the chance that two steps touch the same
 row. Here it is counted on the very batches and negatives of a run: the mean share of a step's
-distinct keys (and of all its reads, a key as often as it is asked for) that one of the `back` steps
-before it moved, and the share of steps in which this happens to the hottest key.
+distinct keys (and of all its reads, repeats included) that one of the `back` steps before it
+updated, and the share of steps in which this happens to the hottest key. Touch this when a step
+reads other keys.
 """
 
 from collections import deque
@@ -24,8 +24,9 @@ MOST_STEPS = 100  # counted; more would not change the second digit
 def collision_rates(
     recipe: Recipe, store: SequenceStore, steps: int = MOST_STEPS
 ) -> dict[str, dict[str, Any]]:
-    """Per table: `keys` and `reads` that were moved, by how many steps back; `hottest` (one step
-    back); distinct keys of a step.
+    """Return per table the shares of `keys` and `reads` that were updated, by steps back.
+
+    `hottest` is about one step back; `distinct` counts the distinct keys of a step.
     """
     recommender = Recommender.build(recipe, store)
     sampler = TrainingSampler(

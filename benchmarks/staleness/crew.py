@@ -1,8 +1,7 @@
-"""Starts the workers of a study, watches them, and ends them: first single workers side by side,
-then crews of ranks.
+"""Starts the workers of a study, watches them, and ends them: single workers, then groups of ranks.
 
-Workers stay in the process group of the command, so Ctrl-C (and whatever else is sent to the group)
-reaches all of them.
+Workers stay in the process group of the command, so Ctrl-C reaches all of them. Touch this when
+workers are started or stopped in another way.
 """
 
 import os
@@ -24,13 +23,11 @@ PATIENCE_SECONDS = 20.0  # a worker that was asked to stop finishes its step
 
 
 def work_off(session: Session, crew_sizes: list[int], jobs: int, watch: Callable[[], None]) -> None:
-    """Do every run that is left; `watch` is called again and again meanwhile. A worker that fails
-    ends the study.
-    """
+    """Do every run that is left and call `watch` meanwhile; a failing worker ends the study."""
     scratch = Path(session.scratch)
     for ranks in crew_sizes:
-        asked = replace(session, ranks=ranks)
-        asked.save(scratch / f"session-{ranks}.json")
+        shared = replace(session, ranks=ranks)
+        shared.save(scratch / f"session-{ranks}.json")
         with ExitStack() as stack:
             workers = [
                 stack.enter_context(_Worker(scratch, ranks, number))
@@ -40,9 +37,9 @@ def work_off(session: Session, crew_sizes: list[int], jobs: int, watch: Callable
                 watch()
                 time.sleep(POLL_SECONDS)
                 for worker in workers:
-                    worker.complain()
+                    worker.raise_failure()
             for worker in workers:
-                worker.complain()
+                worker.raise_failure()
     watch()
 
 
@@ -81,17 +78,15 @@ class _Worker:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def complain(self) -> None:
-        """Raise what a failed worker said last; one that was stopped from outside stops the study
-        as Ctrl-C would.
-        """
+    def raise_failure(self) -> None:
+        """Raise the last line of a failed worker; one stopped from outside stops the study."""
         code = self.process.poll()
         if code in (None, 0):
             return
         if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):
             raise KeyboardInterrupt
-        said = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        reason = said[-1].strip() if said else f"it ended with {code}"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else f"it ended with {code}"
         raise SlipstreamError(
             f"a worker of the study failed: {reason}; run the same command again to go on"
         )

@@ -1,9 +1,8 @@
-"""The plain loop over a cut batch, written out by hand: the oracle of the schedules that cut a
-batch into micro-batches.
+"""The plain loop over a cut batch, written by hand: the oracle of schedules with micro-batches.
 
 Every micro-batch reads the same rows, gradients add up in the micro-batches' order, and one update
 ends the step. No buffers, no lanes, no schedule. A schedule with the same cut has to end with the
-same bits.
+same bits. Touch this only when a step computes something else.
 """
 
 import torch
@@ -20,7 +19,7 @@ from slipstream.training.recommender import Recommender
 def train_plain_cut(
     recipe: Recipe, store: SequenceStore
 ) -> tuple[Recommender, torch.optim.AdamW, list[float]]:
-    """Train `recipe` to its end; returns what was trained and the mean loss of every step."""
+    """Train `recipe` to its end; returns the recommender and the mean loss of every step."""
     assert isinstance(recipe.train.micro_batches, int)
     recommender = Recommender.build(recipe, store)
     optimizer = make_adamw(recommender.model, recipe.optimizer)

@@ -15,7 +15,7 @@ MOST_FLIPPED = 20  # pairs whose 2^n sign flips are all listed
 
 
 def t_cdf(t: float, degrees: int) -> float:
-    """P(T <= t) of Student's distribution with whole degrees of freedom, by its finite sums."""
+    """Return P(T <= t) of Student's distribution with whole degrees of freedom."""
     if degrees < 1:
         raise ValueError(
             f"Student's distribution needs at least one degree of freedom, got {degrees}"
@@ -40,7 +40,7 @@ def t_cdf(t: float, degrees: int) -> float:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """The t with P(T <= t) = probability, by bisection."""
+    """Return the t with P(T <= t) = probability, by bisection."""
     if not 0 < probability < 1:
         raise ValueError(f"a quantile needs a probability between 0 and 1, got {probability}")
     if probability < 0.5:
@@ -55,8 +55,9 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided exact permutation test: the share of all sign flips whose sum is at least as far
-    from zero.
+    """Return the p value of the two-sided exact permutation test.
+
+    It is the share of all sign flips whose sum is at least as far from zero.
     """
     if not 1 <= len(differences) <= MOST_FLIPPED:
         raise ValueError(
@@ -77,7 +78,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Paired:
-    """What n paired differences say."""
+    """Statistics of n paired differences."""
 
     n: int
     mean: float
@@ -95,7 +96,7 @@ class Paired:
 def compare(
     values: Sequence[float], baseline: Sequence[float], confidence: float = 0.95, power: float = 0.8
 ) -> Paired:
-    """Statistics of values - baseline, pair by pair; needs two pairs."""
+    """Compute statistics of values - baseline, pair by pair; needs two pairs."""
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     n = len(differences)
     if n < 2:
@@ -117,9 +118,7 @@ def compare(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values, in the order given: any of them below 5 % is a finding although
-    many were asked.
-    """
+    """Return Holm's adjusted p values, in the order given, for several tests at once."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):

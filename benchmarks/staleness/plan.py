@@ -1,8 +1,7 @@
-"""Which runs a study is made of, in which order, and how one knows that a run is done: one small
-JSON file per run.
+"""Which runs a study has, in which order, and whether a run is finished: one JSON file per run.
 
-The file carries a digest of everything that decides the run's numbers, so a study whose recipe or
-data has changed does its runs anew.
+The file holds a digest of everything that decides the run's numbers, so a study whose recipe or
+data has changed does its runs again. Touch this when the order or the digest changes.
 """
 
 import hashlib
@@ -35,25 +34,23 @@ class Planned:
         return f"{self.case.name}-{self.variant.name}-seed{self.seed}"
 
     def recipe(self) -> Recipe:
-        """The case's recipe with the variant's settings and this seed; nothing else differs between
-        variants.
-        """
+        """Make the case's recipe with the variant's settings and this seed."""
         sections: dict[str, Any] = {**self.case.recipe, "name": self.name, "seed": self.seed}
         for section, changes in self.variant.settings.items():
             sections[section] = {**sections.get(section, {}), **changes}
         return Recipe.model_validate(sections)
 
     def digest(self) -> str:
-        """Of everything that decides the numbers."""
+        """Digest everything that decides the numbers."""
         content = self.recipe().model_dump(mode="json", exclude={"name", "data"})
-        told = json.dumps([content, self.variant.name, self.store_digest], sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()
+        content_key = json.dumps([content, self.variant.name, self.store_digest], sort_keys=True)
+        return hashlib.sha256(content_key.encode()).hexdigest()
 
     def result_path(self, out: Path) -> Path:
         return out / RESULTS / f"{self.name}.json"
 
     def result(self, out: Path) -> dict[str, Any] | None:
-        """What the run found, when it has been done just so."""
+        """Return the result of the run where it was done with the same digest."""
         path = self.result_path(out)
         if not path.exists():
             return None
@@ -70,7 +67,7 @@ def plan(
     seeds: Sequence[int],
     variants: tuple[str, ...] | None = None,
 ) -> list[Planned]:
-    """Every run, the most telling first: by the variant's turn, then seed by seed over all cases."""
+    """Return every run, the most telling first: by the variant's turn, then by seed."""
     runs = [
         Planned(case, variant, seed, stores[case.name])
         for case in cases

@@ -1,6 +1,4 @@
-"""The study's pictures: differences seed by seed, and the cost of staleness against the collision
-rate.
-"""
+"""The study's pictures: differences seed by seed, and the cost of staleness by collision rate."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,7 @@ EXACT, STALE, AVERAGED = "#2a6f97", "#c1121f", "#e09f3e"
 
 
 def draw_differences(summary: dict[str, Any], target: Path) -> Path:
-    """A panel per case: every seed's difference to its synchronous run, the mean and its 95 %
-    interval.
-    """
+    """Draw a panel per case: every seed's difference, their mean and its 95 % interval."""
     from matplotlib.figure import Figure
 
     cases = [case for case in summary["cases"] if any(row["difference"] for row in case["rows"])]
@@ -53,9 +49,7 @@ def draw_differences(summary: dict[str, Any], target: Path) -> Path:
 
 
 def draw_collisions(summary: dict[str, Any], target: Path) -> Path:
-    """Relative change of the main figure against the share of a step's rows that were moved since
-    they were read.
-    """
+    """Draw the relative change of the main figure against the share of updated rows."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -86,7 +80,7 @@ def draw_collisions(summary: dict[str, Any], target: Path) -> Path:
             axes.errorbar(x, y, yerr=half, marker="o", capsize=3, label=f"{case['case']} ({name})")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set(
-        xlabel="rows of a step that one of the last τ steps moved (%), τ = 1, 2, 4",
+        xlabel="rows of a step that one of the last τ steps updated (%), τ = 1, 2, 4",
         ylabel="change of the main figure (%)",
     )
     if axes.containers:

@@ -1,6 +1,4 @@
-"""What a study says while it runs: which run has just ended, how many are left, and how long they
-will take.
-"""
+"""What a study shows while it runs: finished runs, how many are left, and for how long."""
 
 import time
 from collections.abc import Sequence
@@ -49,7 +47,7 @@ class Watcher:
             self._bar.stop()
 
     def __call__(self) -> None:
-        """Look for new results; at most once a second."""
+        """Look for new results, at most once a second."""
         if time.monotonic() - self._looked < 1.0 and len(self.done) < len(self.runs):
             return
         self._looked = time.monotonic()
@@ -60,10 +58,10 @@ class Watcher:
                 and (found := run.result(self.out)) is not None
             ):
                 self.done[run.name] = found
-                self._say(run, found)
+                self._show(run, found)
 
     def seconds_left(self) -> float | None:
-        """By the mean time of the runs done so far, of the same case where there are any."""
+        """Estimate from the mean time of finished runs, of the same case where there are any."""
         known = list(self.done.values())
         if not known:
             return None
@@ -76,19 +74,19 @@ class Watcher:
                 total += (sum(alike) / len(alike) if alike else overall) / side_by_side
         return total
 
-    def _say(self, run: Planned, found: dict[str, Any]) -> None:
+    def _show(self, run: Planned, found: dict[str, Any]) -> None:
         left = self.seconds_left() or 0.0
-        told = f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
+        left_text = f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
         figures = found.get("figures", {})
         words = ", ".join(
             f"{name} {figures[name]:.4f}" for name in run.case.figures if name in figures
         ) or found.get("failed", "")
         line = (
             f"{len(self.done)}/{len(self.runs)} {run.name}: {words} ({found['seconds']:.0f} "
-            f"s); {told}"
+            f"s); {left_text}"
         )
         if self._bar is not None:
-            self._bar.update(self._task, completed=len(self.done), left=told)
+            self._bar.update(self._task, completed=len(self.done), left=left_text)
             self._bar.console.print(line)
         else:
             self.console.print(line, soft_wrap=True)

@@ -1,5 +1,6 @@
-"""One run of a study, from nothing to its result: trained to the end, judged once on the test
-behaviours, its bits digested.
+"""One run of a study: trained to the end, evaluated once on the test behaviours, its bits digested.
+
+Touch this when a result should hold more.
 """
 
 import math
@@ -26,17 +27,16 @@ TAIL = 0.2  # the training loss is averaged over this last part of the steps
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; it has no result."""
+    """The run was stopped; it has no result."""
 
 
 def perform(
     planned: Planned, store: SequenceStore, scratch: Path, *, first: bool = True
 ) -> dict[str, Any] | None:
-    """Train and judge. On many ranks everybody calls this, and only the first rank has a result.
+    """Train and evaluate; all ranks call this, and only the first one gets a result.
 
-    A training whose loss becomes infinite has a result too: it failed, and why. `scratch` must not
-    hold an earlier attempt: after a resume the rows of a stale schedule are a little fresher than
-    they would have been.
+    A training whose loss becomes infinite has a result too: that it failed, and why. `scratch` must
+    not hold an earlier attempt, because after a resume the rows of a stale schedule are fresher.
     """
     recipe, started, cpu = planned.recipe(), time.perf_counter(), time.process_time()
     try:
@@ -49,16 +49,16 @@ def perform(
                 raise Interrupted
             if not first:
                 return None
-            recommender, losses, bits = _opened(scratch, store)
+            recommender, losses, bits = _open_finished(scratch, store)
     except SlipstreamError as error:
         if "the loss became" not in str(error):
             raise
         return _result(planned, {"failed": str(error)}, started, cpu) if first else None
-    return _result(planned, _judged(recommender, losses, bits, store, recipe), started, cpu)
+    return _result(planned, _evaluated(recommender, losses, bits, store, recipe), started, cpu)
 
 
-def _opened(directory: Path, store: SequenceStore) -> tuple[Recommender, list[float], str]:
-    """What a finished run left, and the loss of every step; its directory is not needed any more."""
+def _open_finished(directory: Path, store: SequenceStore) -> tuple[Recommender, list[float], str]:
+    """Open what a finished run left, with the loss of every step, and remove its directory."""
     _, _, recommender = open_run(directory, store, which="last")
     losses = [
         record["loss"] for record in read_metrics(directory / "metrics.jsonl") if "loss" in record
@@ -70,7 +70,7 @@ def _opened(directory: Path, store: SequenceStore) -> tuple[Recommender, list[fl
     return recommender, losses, bits
 
 
-def _judged(
+def _evaluated(
     recommender: Recommender, losses: list[float], bits: str, store: SequenceStore, recipe: Recipe
 ) -> dict[str, Any]:
     tail = losses[-max(1, int(TAIL * len(losses))) :]

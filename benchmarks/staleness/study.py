@@ -1,10 +1,11 @@
-"""The staleness study: the same model, seeds and batches under every schedule, judged with
-intervals and paired tests.
+"""The staleness study: the same model, seeds and batches under every schedule, with paired tests.
 
-DIR/results/…json     one file per finished run; a study that was stopped goes on with the others
-DIR/staleness.json    everything that was found
-DIR/staleness.md      the tables
-DIR/*.png             the plots
+    DIR/results/…json     one file per finished run; a stopped study does only the others
+    DIR/staleness.json    everything that was found
+    DIR/staleness.md      the tables
+    DIR/*.png             the plots
+
+Touch this when the study gets another step; problems are in cases.py, schedules in variants.py.
 """
 
 import contextlib
@@ -45,9 +46,7 @@ def run_study(
     report_only: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Do every run that is not done yet (unless `report_only`), then write tables and plots of all
-    that are.
-    """
+    """Do every missing run (unless `report_only`), then write tables and plots of all."""
     if seeds < 2:
         raise SlipstreamError(f"paired tests need at least two seeds, got --seeds {seeds}")
     cases = chosen_cases(datasets, quick)
@@ -84,12 +83,12 @@ def run_study(
 
 
 def chosen_cases(datasets: Sequence[str], quick: bool) -> list[Case]:
-    """The problems a study is about."""
+    """Return the problems of a study."""
     return [QUICK] if quick else named_cases(tuple(datasets))
 
 
 def write_report(summary: dict[str, Any], out: Path) -> None:
-    """The summary as JSON, Markdown and pictures."""
+    """Write the summary as JSON, Markdown and pictures."""
     write_json(out / "staleness.json", summary)
     with atomic_file(out / "staleness.md") as path:
         path.write_text(markdown(summary), encoding="utf-8")
@@ -111,7 +110,7 @@ def _sole_study(out: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-    """A folder of this session alone; what a killed session left goes first."""
+    """Make a folder for this session; what a killed session left is removed first."""
     for old in out.glob("session-*"):
         shutil.rmtree(old, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix="session-", dir=out))

@@ -1,5 +1,6 @@
-"""What the finished runs of a study say: means, paired differences to the synchronous runs, and
-whose bits were equal.
+"""What the finished runs of a study show: means, paired differences, and whose bits were equal.
+
+Touch this when the study should report another figure.
 """
 
 import statistics
@@ -21,7 +22,7 @@ Results = dict[str, dict[int, dict[str, Any]]]  # variant -> seed -> result
 def summarise(
     runs: Sequence[Planned], stores: dict[str, SequenceStore], out: Path
 ) -> dict[str, Any]:
-    """Everything the study found so far, case by case; JSON-able."""
+    """Return everything the study found so far, case by case, ready for JSON."""
     done = [(run, found) for run in runs if (found := run.result(out)) is not None]
     cases = []
     for case in dict.fromkeys(run.case.name for run in runs):
@@ -30,7 +31,7 @@ def summarise(
         for run, found in done:
             if run.case.name == case:
                 results.setdefault(run.variant.name, {})[run.seed] = found
-        cases.append(_of_case(mine[0], results, stores[case], wanted=len(mine)))
+        cases.append(_of_case(mine[0], results, stores[case], planned=len(mine)))
     return {
         "study": "staleness",
         "runs_done": len(done),
@@ -44,16 +45,16 @@ def summarise(
 
 
 def _of_case(
-    sample: Planned, results: Results, store: SequenceStore, wanted: int
+    sample: Planned, results: Results, store: SequenceStore, planned: int
 ) -> dict[str, Any]:
     case = sample.case
     rows = [_row(case, variant.name, results) for variant in VARIANTS if variant.name in results]
     for figure in case.figures:
-        asked = [
+        compared = [
             row for row in rows if figure in row["difference"] and not BY_NAME[row["variant"]].exact
         ]
         for row, adjusted in zip(
-            asked, holm([row["difference"][figure]["t_p"] for row in asked]), strict=True
+            compared, holm([row["difference"][figure]["t_p"] for row in compared]), strict=True
         ):
             row["difference"][figure]["holm_p"] = adjusted
     every = [found for by_seed in results.values() for found in by_seed.values()]
@@ -69,14 +70,14 @@ def _of_case(
         },
         "recipe": case.recipe,
         "steps": max((found.get("steps", 0) for found in every), default=0),
-        "runs": {"done": len(every), "planned": wanted},
+        "runs": {"done": len(every), "planned": planned},
         "collisions": collision_rates(sample.recipe(), store),
         "rows": rows,
     }
 
 
 def _row(case: Case, name: str, results: Results) -> dict[str, Any]:
-    """One variant: its figures seed by seed, and what they differ from the baseline's by."""
+    """Summarise one variant: its figures seed by seed, and their differences to the baseline."""
     mine = {seed: found for seed, found in sorted(results[name].items()) if "figures" in found}
     base = {seed: found for seed, found in results.get(BASELINE, {}).items() if "figures" in found}
     paired = [seed for seed in mine if seed in base]
@@ -106,7 +107,7 @@ def _row(case: Case, name: str, results: Results) -> dict[str, Any]:
 
 
 def _bits(name: str, results: Results) -> dict[str, Any] | None:
-    """Whether a variant that must reproduce another one's bits did, seed by seed."""
+    """Check seed by seed whether a variant reproduced the bits of another one."""
     partner = BY_NAME[name].same_bits_as
     if partner is None or partner not in results:
         return None

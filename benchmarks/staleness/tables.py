@@ -6,7 +6,7 @@ from benchmarks.staleness.variants import BASELINE, BY_NAME
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """All tables of a summary."""
+    """Make all tables of a summary."""
     parts = [
         f"{summary['runs_done']} of {summary['runs_planned']} runs, "
         f"{summary['cpu_seconds'] / 60:.0f} processor minutes.\n"
@@ -17,8 +17,9 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def case_table(case: dict[str, Any]) -> str:
-    """One row per variant: means, differences to the synchronous runs with their 95 % intervals, p
-    values, bits.
+    """Make one row per variant.
+
+    It has means, differences to the synchronous runs with 95 % intervals, p values and bits.
     """
     item = case["collisions"]["item"]
     shares = ", ".join(f"{100 * share:.0f} %" for share in item["keys"].values())
@@ -29,7 +30,7 @@ def case_table(case: dict[str, Any]) -> str:
         "",
         f"{case['store']['users']:,} users, {case['store']['items']:,} items, {case['steps']:,} "
         f"steps; seeds: {seeds}. Of the "
-        f"{item['distinct']:,.0f} item rows a step reads, the last 1, 2, 4 steps had moved "
+        f"{item['distinct']:,.0f} item rows a step reads, the last 1, 2, 4 steps had updated "
         f"{shares} "
         f"(of its reads {reads}; the hottest row in {100 * item['hottest']:.0f} % of the steps).",
         "",
@@ -68,9 +69,7 @@ def _cells(row: dict[str, Any], figures: list[str]) -> list[str]:
 
 
 def difference_cells(found: dict[str, Any] | None) -> list[str]:
-    """A difference with its interval, and its p value: after Holm's correction where several
-    variants were asked.
-    """
+    """Format a difference with its interval and its p value, Holm's where several were tested."""
     if found is None:
         return ["", ""]
     if found["mean"] == 0 and found["deviation"] == 0:
@@ -83,12 +82,12 @@ def difference_cells(found: dict[str, Any] | None) -> list[str]:
 
 
 def overview(summary: dict[str, Any]) -> str:
-    """Collisions beside the relative change of the main figure for each staleness, over all cases."""
+    """Put collisions next to the relative change of the main figure, over all cases."""
     stale = [name for name, variant in BY_NAME.items() if variant.staleness and "late" not in name]
     stale.sort(key=lambda name: BY_NAME[name].staleness)
     headings = [
         "case",
-        "rows moved 1 step before",
+        "rows updated 1 step before",
         "reads",
         "hottest",
         *(f"τ = {BY_NAME[name].staleness}" for name in stale),
@@ -117,9 +116,7 @@ def _differences(rows: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def relative_change(row: dict[str, Any] | None, figure: str, base: float | None) -> str:
-    """A difference in percent of the synchronous mean, with its interval; bold when the interval
-    leaves out zero.
-    """
+    """Format a difference in percent of the synchronous mean; bold when its interval excludes 0."""
     if row is None or figure not in row["difference"] or not base:
         return ""
     found = row["difference"][figure]

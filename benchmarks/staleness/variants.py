@@ -1,5 +1,6 @@
-"""The ways of training that the staleness study compares: what each changes in a recipe, and whose
-bits it must reproduce.
+"""The ways of training that the study compares: changes to a recipe, and whose bits must be equal.
+
+Touch this to add a schedule to the study.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ LATE_STEPS = 100  # when staleness begins in the variant that begins without
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of training. `turn` is when the study asks for it: the most telling first."""
+    """One way of training; `turn` is its place in the order, the most telling first."""
 
     name: str
     about: str
@@ -115,7 +116,7 @@ STALE = (BASELINE, "semi_async_1", "semi_async_2", "semi_async_4")
 
 
 def named_variants(names: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Variants by name, the baseline among them."""
+    """Return variants by name, with the baseline."""
     for name in names:
         if name not in BY_NAME:
             raise SlipstreamError(f"unknown variant '{name}'{did_you_mean(name, BY_NAME)}")

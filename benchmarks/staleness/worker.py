@@ -1,9 +1,9 @@
-"""A process that does runs of a study, one after the other, until none is left: `python -m
-benchmarks.staleness.worker SESSION`.
+"""A process that does runs of a study until none is left.
 
-SESSION is the JSON file its parent wrote. Several single workers share the work by claiming runs; a
-crew of ranks walks the same list together. A worker ends when its parent is gone, and without a
-result for the run it was asked to stop in.
+It is started as `python -m benchmarks.staleness.worker SESSION`, where SESSION is the JSON file its
+parent wrote. Several single workers share the work by claiming runs; a group of ranks walks the
+same list together. A worker ends when its parent has ended, and without a result for a run that was
+stopped. Touch this when runs are shared in another way.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from benchmarks.staleness.single_run import Interrupted, perform
 from slipstream.data.store import SequenceStore
 from slipstream.files import read_json, write_json
 
-STOPPED = 130  # how a worker ends that was asked to stop
+STOPPED = 130  # exit code of a worker that was stopped
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a study asks of its workers."""
+    """What a study passes to its workers."""
 
     cases: list[str]
     seeds: list[int]
@@ -43,7 +43,7 @@ class Session:
         write_json(path, asdict(self))
 
     def runs(self) -> tuple[list[Planned], dict[str, SequenceStore]]:
-        """The plan and the stores it is about; the same on every worker."""
+        """Return the plan and its stores; the same on every worker."""
         cases = [QUICK if name == QUICK.name else CASES[name] for name in self.cases]
         stores = {case.name: open_store(case, Path(self.data), Path(self.out)) for case in cases}
         digests = {name: store.digest for name, store in stores.items()}
@@ -56,9 +56,9 @@ def main(session_path: str, rank: int = 0) -> int:
     session = Session(**read_json(session_path))
     torch.set_num_threads(1)
     runs, stores = session.runs()
-    wanted = [run for run in runs if run.variant.ranks == session.ranks]
+    mine = [run for run in runs if run.variant.ranks == session.ranks]
     with _together(session, rank):
-        for run in wanted:
+        for run in mine:
             if not _parent_lives(session.parent):
                 return STOPPED
             if not _claimed(run, session, rank):
@@ -76,9 +76,7 @@ def main(session_path: str, rank: int = 0) -> int:
 
 @contextlib.contextmanager
 def _together(session: Session, rank: int) -> Iterator[None]:
-    """The process group of a crew of ranks, who meet through a file; nothing where a worker is
-    alone.
-    """
+    """Join the process group of the ranks through a file; does nothing for a single worker."""
     if session.ranks == 1:
         yield
         return
@@ -93,9 +91,7 @@ def _together(session: Session, rank: int) -> Iterator[None]:
 
 
 def _claimed(run: Planned, session: Session, rank: int) -> bool:
-    """Whether this worker is to do the run: it is not done, and nobody else of this session has
-    begun it.
-    """
+    """Claim a run: it is not done, and no other worker of this session has begun it."""
     if session.ranks > 1:
         mine = [run.result(Path(session.out)) is None if rank == 0 else None]
         dist.broadcast_object_list(mine, src=0)

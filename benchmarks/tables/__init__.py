@@ -1,1 +1,1 @@
-"""A benchmark."""
+"""Gather and update of embedding rows, against torch and FBGEMM."""

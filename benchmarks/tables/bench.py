@@ -1,12 +1,12 @@
-"""Embedding rows: gather and row-wise update on 10M x 64 against torch and FBGEMM; cold rows from
-disk against one thread and mmap.
+"""Embedding rows: gather and row-wise update against torch and FBGEMM, and cold rows from disk.
 
-Keys are new in every repeat, so rows come from memory, not from a cache; freed memory is kept, as
-in training, so that no variant pays for fresh pages. `gather_vs_index_select` is the worst ratio
-over two orders of keys (ascending, as a batch's unique keys are, and shuffled) and over torch's
-tensor in ordinary and in huge pages. `update_speedup` compares like with like (Adam with
-SparseAdam, row-wise Adagrad with FBGEMM's, unique rows and whole token gradients) and is the
-smallest of these ratios. FBGEMM is compared where it is installed.
+The table has 10M x 64 values. Keys are new in every repeat, so rows come from memory, not from a
+cache; freed memory is kept, as in training, so that no variant pays for fresh pages.
+`gather_vs_index_select` is the worst ratio over two orders of keys (ascending, as a batch's unique
+keys are, and shuffled) and over torch's tensor in ordinary and in huge pages. `update_speedup`
+compares like with like (Adam with SparseAdam, row-wise Adagrad with FBGEMM's, unique rows and whole
+token gradients) and is the smallest of these ratios. FBGEMM is compared where it is installed. Cold
+rows are read by threads, by one thread and through a memory map.
 """
 
 import os
@@ -42,8 +42,9 @@ def alternate(
     repeats: int,
     prepare: Mapping[str, Callable[[], None]] | None = None,
 ) -> Samples:
-    """Seconds of every variant in turns; repeat 0 warms up and does not count. `prepare` runs
-    before, outside the clock.
+    """Time every variant in turns; repeat 0 warms up and does not count.
+
+    `prepare` runs before each, outside the clock.
     """
     samples: Samples = {name: [] for name in variants}
     for repeat in range(repeats + 1):
@@ -189,7 +190,7 @@ def _disk(num_rows: int, count: int, repeats: int) -> tuple[list[harness.Row], d
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print a table, write the JSON where asked."""
+    """Measure, print a table, write the JSON if a path is given."""
     keep_freed_memory()
     num_rows, count, repeats = QUICK if quick else FULL
     batches = Batches(num_rows, count, repeats)

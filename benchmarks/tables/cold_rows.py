@@ -1,5 +1,6 @@
-"""A file of rows whose pages are dropped from the system's cache before every batch, read by
-threads or through a memory map.
+"""A file of rows that is not in the system's cache, read by threads or through a memory map.
+
+Touch this when the record files of the disk table change.
 """
 
 import mmap
@@ -19,7 +20,7 @@ _NAME = "numbered-00000.rows"
 
 
 class ColdRows:
-    """Rows 0 … num_rows - 1 in the record files of the disk tier."""
+    """Rows 0 … num_rows - 1 in the record files of the disk table."""
 
     def __init__(self, directory: Path, num_rows: int, dim: int) -> None:
         self._format, self._dim = RecordFormat(RowwiseAdagrad(), dim, torch.float32), dim
@@ -39,7 +40,7 @@ class ColdRows:
         )
 
     def drop_caches(self) -> None:
-        """Let the system forget the file's pages; a fresh map for whoever reads through one."""
+        """Make the system drop the file's pages, and map the file again."""
         if self._map is not None:
             self._map.close()
         descriptor = os.open(self._path, os.O_RDONLY)
@@ -52,12 +53,12 @@ class ColdRows:
             os.close(descriptor)
 
     def read(self, keys: torch.Tensor, team: int) -> Rows:
-        """As the disk tier reads: in the order of the file, with so many threads."""
+        """Read as the disk table does: in the order of the file, with some threads."""
         order = keys.argsort()
         return self._format.unpack(self._files.read(keys[order].numpy(), team))
 
     def read_mapped(self, keys: torch.Tensor) -> Rows:
-        """The same records copied out of the memory map."""
+        """Copy the same records out of the memory map."""
         assert self._map is not None
         numbers = keys.sort().values.numpy()
         size, per_block = self._format.bytes, BLOCK // self._format.bytes
@@ -70,7 +71,7 @@ class ColdRows:
         return self._format.unpack(torch.from_numpy(records))
 
     def check(self, keys: torch.Tensor) -> None:
-        """Both ways of reading give the rows that were written."""
+        """Check that both ways of reading give the rows that were written."""
         expected = self._expected(keys.sort().values)
         for rows in (self.read(keys, 16), self.read_mapped(keys)):
             if not torch.equal(rows.weights_UD, expected.weights_UD) or not torch.equal(
@@ -79,7 +80,7 @@ class ColdRows:
                 raise AssertionError("cold rows were read wrongly")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         if self._map is not None:
             self._map.close()
         self._files.close()

@@ -1,5 +1,6 @@
-"""What `bench tables` compares with: torch's EmbeddingBag with SparseAdam, and FBGEMM's
-table-batched embedding where installed.
+"""Peers of the tables benchmark: torch's EmbeddingBag with SparseAdam, and FBGEMM's table.
+
+Touch this when another peer should be compared.
 """
 
 import importlib.util
@@ -18,9 +19,7 @@ class SparseAdamBag:
         self.optimizer = torch.optim.SparseAdam(self.bag.parameters(), lr=0.1)
 
     def step_rows(self, keys_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
-        """The optimiser alone, on gradients that are unique and sorted already: the least it can be
-        asked to do.
-        """
+        """Run the optimiser alone, on gradients that are unique and sorted already."""
         shape = self.bag.weight.shape
         gradient = torch.sparse_coo_tensor(
             keys_U.unsqueeze(0), grads_UD, shape, is_coalesced=True, check_invariants=False
@@ -29,7 +28,7 @@ class SparseAdamBag:
         self.optimizer.step()
 
     def step_tokens(self, keys_T: torch.Tensor, grads_TD: torch.Tensor) -> None:
-        """Backward into a sparse gradient with repeated rows, then the optimiser."""
+        """Run backward into a sparse gradient with repeated rows, then the optimiser."""
         self.optimizer.zero_grad(set_to_none=True)
         out_TD = self.bag(keys_T, torch.arange(len(keys_T)))
         out_TD.backward(grads_TD)
@@ -37,9 +36,7 @@ class SparseAdamBag:
 
 
 class FbgemmTable:
-    """FBGEMM's table with row-wise Adagrad fused into backward; the forward pass it cannot do
-    without is inside the clock.
-    """
+    """FBGEMM's table with row-wise Adagrad fused into backward; its forward pass is timed too."""
 
     def __init__(self, num_rows: int, dim: int) -> None:
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -58,15 +55,13 @@ class FbgemmTable:
         self.table.init_embedding_weights_uniform(-0.035, 0.035)
 
     def step(self, keys_T: torch.Tensor, grads_TD: torch.Tensor) -> None:
-        """Forward and fused backward of one bag per key."""
+        """Run forward and fused backward of one bag per key."""
         out_TD = self.table(keys_T, torch.arange(len(keys_T) + 1))
         out_TD.backward(grads_TD)
 
 
 def make_fbgemm(num_rows: int, dim: int) -> FbgemmTable | None:
-    """FBGEMM's table, or None with one line where it is not installed or does not work beside this
-    torch.
-    """
+    """Make FBGEMM's table; None, with one line, where it does not work with this torch."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         print(
             "FBGEMM is not installed (pip install fbgemm-gpu-cpu, in the build made for your "

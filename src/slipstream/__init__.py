@@ -1,38 +1,73 @@
-"""Slipstream trains and serves generative recommenders: the slow thing early, in the slipstream of
-the work before it.
+"""Slipstream trains and serves generative recommenders.
+
+Touch this when a name of `import slipstream as ss` is added. Names and rooms (`ss.ops`, `ss.tables`
+…) are loaded when first used, so that the command line starts fast.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from slipstream._lazy import exporter
+
+if TYPE_CHECKING:
+    from slipstream import data as data
+    from slipstream import history as history
+    from slipstream import models as models
+    from slipstream import ops as ops
+    from slipstream import pipeline as pipeline
+    from slipstream import serving as serving
+    from slipstream import tables as tables
+    from slipstream import training as training
+    from slipstream.api import Run as Run
+    from slipstream.api import prepare as prepare
+    from slipstream.api import train as train
+    from slipstream.data.store import SequenceStore as SequenceStore
+    from slipstream.errors import SlipstreamError as SlipstreamError
+    from slipstream.serving.engine.engine import Engine as Engine
+    from slipstream.history.user_history import History as Behaviours
+    from slipstream.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 
-# What `import slipstream as ss` offers, loaded on first use so that the command line starts fast.
-_OFFERED = {
-    "prepare": "api",
-    "train": "api",
-    "Run": "api",
-    "Recipe": "training.recipe",
-    "SequenceStore": "data.store",
-    "Engine": "serving.engine.engine",
-    "History": "history.user_history",
-    "ops": "ops",
-}
 __all__ = [
     "Engine",
     "History",
     "Recipe",
     "Run",
     "SequenceStore",
+    "SlipstreamError",
     "__version__",
+    "data",
+    "history",
+    "models",
     "ops",
+    "pipeline",
     "prepare",
+    "serving",
+    "tables",
     "train",
+    "training",
 ]
+
+_ROOMS = ("data", "history", "models", "ops", "pipeline", "serving", "tables", "training")
+_load, _ = exporter(
+    __name__,
+    {
+        "History": "history.user_history",
+        "Engine": "serving.engine.engine",
+        "Recipe": "training.recipe",
+        "Run": "api",
+        "SequenceStore": "data.store",
+        "SlipstreamError": "errors",
+        "prepare": "api",
+        "train": "api",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OFFERED:
-        raise AttributeError(f"module 'slipstream' has no attribute '{name}'")
-    module = importlib.import_module(f"slipstream.{_OFFERED[name]}")
-    return module if name == _OFFERED[name] else getattr(module, name)
+    return importlib.import_module(f"slipstream.{name}") if name in _ROOMS else _load(name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,7 @@
-"""`python -m slipstream …` and `torchrun -m slipstream …` are the command itself."""
+"""`python -m slipstream …` and `torchrun -m slipstream …`: the command `slipstream`.
+
+Touch nothing here: the commands are in cli/app.py.
+"""
 
 from slipstream.cli.app import main
 

@@ -1,12 +1,13 @@
-"""The Python face of the commands: `train` returns a `Run`, and a run can evaluate, recommend and
-export itself.
+"""The commands as Python functions: `prepare`, `train`, and a `Run` with its methods.
 
-import slipstream as ss
+    import slipstream as ss
 
-store = ss.prepare("ml-1m", out="data/ml-1m")
-run = ss.train("ml-1m-hstu", data=store, max_steps=2_000)
-print(run.evaluate())
-run.export("bundles/ml-1m")
+    store = ss.prepare("ml-1m", out="data/ml-1m")
+    run = ss.train("ml-1m-hstu", data=store, max_steps=2_000)
+    print(run.evaluate())
+    engine = ss.Engine(run.export("bundles/ml-1m"))
+
+Touch this when a command and its Python function should do more; the work is in the rooms.
 """
 
 import os
@@ -38,16 +39,21 @@ class Run:
 
     directory: Path
 
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        object.__setattr__(self, "directory", Path(directory))
+
     @cached_property
     def _opened(self) -> tuple[Recipe, SequenceStore, Recommender]:
         return open_run(self.directory)
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe the run was trained with."""
         return self._opened[0]
 
     @property
     def store(self) -> SequenceStore:
+        """The data the run was trained on."""
         return self._opened[1]
 
     @property
@@ -61,22 +67,22 @@ class Run:
         *,
         protocol: Literal["full", "sampled", "no_request_time"] = "full",
     ) -> dict[str, float]:
-        """Metrics on a held-out split, noted in run.json.
+        """Compute metrics on a held-out split and write them to run.json.
 
-        `sampled` is SASRec's old protocol, `no_request_time` hides the moment of the request: for
-        comparing retrieval runs.
+        Two more protocols compare retrieval runs: `sampled` is SASRec's old one, `no_request_time`
+        hides the time of the request from the model.
         """
         recipe, store, recommender = self._opened
         if protocol != "full" and recipe.task != "retrieval":
             raise SlipstreamError(
-                f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it away"
+                f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it out"
             )
-        judges: dict[str, Evaluate] = {
+        protocols: dict[str, Evaluate] = {
             "full": evaluate,
             "sampled": evaluate_sampled,
             "no_request_time": evaluate_without_request_time,
         }
-        figures = judges[protocol](recommender, store, recipe, split)
+        figures = protocols[protocol](recommender, store, recipe, split)
         note = read_json(self.directory / "run.json")
         note[split if protocol == "full" else f"{split}_{protocol}"] = figures
         write_json(self.directory / "run.json", note)
@@ -84,17 +90,18 @@ class Run:
         return figures
 
     def recommend(self, user: int | str, count: int = 10) -> Recommendation:
-        """The best unseen items for a user, by original id."""
+        """Recommend the best unseen items to a user, who is given by original id."""
         return recommend(self.recommender, self.store, self.store.users.row(user), count)
 
-    def export(self, out: str | os.PathLike[str]) -> str:
-        """Write the bundle that serving opens; returns its version."""
+    def export(self, out: str | os.PathLike[str]) -> Path:
+        """Write the bundle that serving opens, and return its path."""
         note = read_json(self.directory / "run.json")
         figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
-        return export_recommender(self.recommender, self.store, out, **figures)
+        export_recommender(self.recommender, self.store, out, **figures)
+        return Path(out)
 
     def report(self) -> Path:
-        """Draw report.html anew."""
+        """Write report.html again and return its path."""
         return write_report(self.directory)
 
 
@@ -107,15 +114,16 @@ def prepare(
     progress: Progress | None = None,
     **choices: Any,
 ) -> SequenceStore:
-    """Prepare a known data set or a log of one's own into a sequence store; the choices are those
-    of `data.prepare.Choices`.
+    """Prepare a known data set, or a log of your own, as a sequence store.
+
+    The choices are the fields of `data.prepare.Choices`.
     """
     chosen = Choices(source=None if source is None else Path(source), **choices)
     return prepare_store(name, out, chosen, force=force, progress=progress)
 
 
 def open_store(data: str | os.PathLike[str] | SequenceStore | None) -> SequenceStore:
-    """A store given as itself or as its directory."""
+    """Open a store that is given as itself or as its directory."""
     if isinstance(data, SequenceStore):
         return data
     if data is None:
@@ -134,10 +142,10 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train a recipe (by path, by shipped name, or as an object) into `out` (default runs/<name>),
-    resuming what is there.
+    """Train a recipe into `out` (default runs/<name>), resuming what is there.
 
-    Settings change keys of the recipe: `max_steps=200`, or `model__dim=64` for a full path.
+    The recipe is a path, the name of a shipped one, or a `Recipe`. Settings change keys of it:
+    `max_steps=200`, or `model__dim=64` for a full path.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(Recipe, Path(recipe), overrides, **settings)

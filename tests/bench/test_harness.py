@@ -1,16 +1,10 @@
-"""The shared part of every benchmark: turns, medians, the JSON, and the command group that finds
-the benchmarks.
-"""
+"""Variants take turns, medians come with their spread, and the JSON has the agreed fields."""
 
 import json
-import types
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from slipstream.bench import harness, kernels
-from slipstream.cli import bench_commands as command
+from slipstream.bench import harness
 
 
 def test_variants_take_turns_and_warm_up_does_not_count():
@@ -42,35 +36,3 @@ def test_the_json_has_the_agreed_fields(tmp_path):
         and written["claims"] == {"speed": 2.0}
         and written["rows"] == rows
     )
-
-
-def test_the_command_finds_every_benchmark():
-    assert "kernels" in command.benchmarks() and "harness" not in command.benchmarks()
-    app = typer.Typer()
-    command.register(app)
-    shown = CliRunner().invoke(app, ["bench", "--help"])
-    assert shown.exit_code == 0 and "kernels" in shown.output and "all" in shown.output
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--json"], ["--json", "--quick"], ["--quick", "--json", "-"]]
-)
-def test_json_without_a_file_goes_to_standard_output_alone(monkeypatch, arguments):
-    module = types.SimpleNamespace(
-        __doc__="A demo.",
-        run=lambda quick, path: harness.finish("demo", [], {"quick": float(quick)}, path),
-    )
-    monkeypatch.setattr(command, "benchmarks", lambda: {"demo": module})
-    app = typer.Typer()
-    command.register(app)
-    done = CliRunner().invoke(app, ["bench", "demo", *arguments])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["claims"] == {"quick": float("--quick" in arguments)}
-
-
-def test_peers_of_the_kernel_benchmark_compute_the_same(monkeypatch):
-    problem = kernels.Problem(3, 2, 8)
-    kernels.check_agreement(problem)
-    monkeypatch.setattr(kernels, "loop", lambda p: lambda: tuple(2 * x for x in p.ours(True)()))
-    with pytest.raises(AssertionError, match="something else"):
-        kernels.check_agreement(problem)

@@ -1,6 +1,4 @@
-"""Two ranks: sharing a step never changes its gradient, and what the ranks measured becomes the
-right figure.
-"""
+"""Balancing a step over ranks never changes its gradient, and figures follow from the times."""
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from slipstream.training.features import Features
 from slipstream.training.recommender import Recommender
 
 SMALL = Setting(
-    cap=24, per_rank=3, steps=2, repeats=1, dim=16, heads=2, blocks=1, seconds_allowed=120
+    cap=24, per_rank=3, steps=2, repeats=1, dim=16, heads=2, blocks=1, seconds_allowed=250
 )
 LENGTHS = np.array([24, 2, 9, 1, 15, 7])
 
@@ -69,7 +67,7 @@ def test_real_ranks_agree_and_report():
 
 def test_a_rank_that_fails_is_reported():
     with pytest.raises(RuntimeError, match=r"rank \d of benchmarks.balance.ranks failed"):
-        launch(Setting(cap=24, dim=15, heads=2, seconds_allowed=60))
+        launch(Setting(cap=24, dim=15, heads=2, seconds_allowed=250))
 
 
 def test_figures_are_the_wait_for_the_slowest_over_the_step():

@@ -1,9 +1,11 @@
-"""The study of negatives: every option trains, finished runs are kept, and the table pairs seeds."""
+"""The study of negatives: every option trains, finished runs are kept, the table pairs seeds."""
 
 import json
 
 import pytest
 
+from benchmarks.command import function_app
+from benchmarks.negative_quality import command
 from benchmarks.negative_quality import study as negatives
 from benchmarks.negative_quality.study import BASELINE, OPTIONS, as_table, run_study
 from benchmarks.staleness.cases import QUICK, open_store
@@ -16,36 +18,40 @@ def store(tmp_path):
     return open_store(QUICK, tmp_path, tmp_path)
 
 
-def test_every_option_trains_and_is_judged_once(store, tmp_path):
-    heard = []
+def test_every_option_trains_and_is_evaluated_once(store, tmp_path):
+    reports = []
     table = run_study(
-        store, tmp_path / "out", seeds=[1], epochs=1, progress=lambda *said: heard.append(said)
+        store,
+        tmp_path / "out",
+        seeds=[1],
+        epochs=1,
+        progress=lambda *report: reports.append(report),
     )
     assert (tmp_path / "out" / "negatives.md").read_text() == table
     results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json")]
     assert {result["option"] for result in results} == set(OPTIONS) and len(
         table.splitlines()
     ) == 2 + len(OPTIONS)
-    assert {said[0] for said in heard} == {f"{name}, seed 1" for name in OPTIONS}
-    assert all(said[1] <= said[2] == results[0]["steps"] for said in heard)
+    assert {report[0] for report in reports} == {f"{name}, seed 1" for name in OPTIONS}
+    assert all(report[1] <= report[2] == results[0]["steps"] for report in reports)
     by_option = {result["option"]: result for result in results}
     assert by_option["128 own, in-batch"]["negative_rows"] == 0  # its negatives are there anyway
     assert all(0 <= result["HR@10"] <= 1 and result["step_cpu_seconds"] > 0 for result in results)
 
 
 def test_finished_runs_are_kept_and_another_seed_is_not_one(store, tmp_path, monkeypatch):
-    asked = {"options": [BASELINE, "32 own"], "epochs": 1}
-    first = run_study(store, tmp_path, seeds=[1], **asked)
+    choice = {"options": [BASELINE, "32 own"], "epochs": 1}
+    first = run_study(store, tmp_path, seeds=[1], **choice)
     trained = []
-    honest = negatives.one_run
+    original = negatives.one_run
     monkeypatch.setattr(
         negatives,
         "one_run",
-        lambda recipe, *rest: trained.append(recipe.seed) or honest(recipe, *rest),
+        lambda recipe, *rest: trained.append(recipe.seed) or original(recipe, *rest),
     )
-    assert run_study(store, tmp_path, seeds=[1], **asked) == first and trained == []
+    assert run_study(store, tmp_path, seeds=[1], **choice) == first and trained == []
     figures = [
-        row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **asked).splitlines()
+        row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **choice).splitlines()
     ]
     assert trained == [2, 2]
     run_study(store, tmp_path, seeds=[1], options=[BASELINE], epochs=2)
@@ -54,7 +60,7 @@ def test_finished_runs_are_kept_and_another_seed_is_not_one(store, tmp_path, mon
         path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["seed"] == 2
     ).unlink()  # lost: trained again
     assert [
-        row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **asked).splitlines()
+        row.split("|")[2] for row in run_study(store, tmp_path, seeds=[1, 2], **choice).splitlines()
     ] == figures
     assert trained == [2, 2, 1, 2]
 
@@ -72,14 +78,16 @@ def test_differences_are_paired_by_seed():
     )
 
 
-def test_an_unknown_option_is_named(store, tmp_path, capsys):
+def test_an_unknown_option_is_named(store, tmp_path, capsys, monkeypatch):
     with pytest.raises(
         SlipstreamError, match="unknown option '32 owm' of the study; did you mean '32 own'"
     ):
         run_study(store, tmp_path / "out", options=["32 owm"])
     assert not (tmp_path / "out").exists()
-    assert run_command(["study", "negatives", "--help"]) == 0
-    assert "goes on" in capsys.readouterr().out
+    monkeypatch.setattr(command, "open_store", lambda *arguments: store)
+    words = ["--options", "32 owm", "--out", str(tmp_path / "out")]
+    assert run_command(words, function_app(command.negative_quality)) == 1
+    assert "error: " in capsys.readouterr().err
 
 
 def test_every_option_is_a_recipe():

@@ -70,8 +70,8 @@ def test_differences_without_spread():
         1,
         0,
     )
-    moved = compare([2.0, 3.0], [1.0, 2.0])
-    assert (moved.mean, moved.t_p, moved.flip_p) == (1.0, 0.0, 0.5)
+    shifted = compare([2.0, 3.0], [1.0, 2.0])
+    assert (shifted.mean, shifted.t_p, shifted.flip_p) == (1.0, 0.0, 0.5)
     with pytest.raises(ValueError, match="at least two pairs"):
         compare([1.0], [1.0])
 

@@ -1,8 +1,7 @@
-"""The pipeline benchmark end to end on an emulated link, small; its calibration; and the account of
-a trace.
-"""
+"""The pipeline benchmark on an emulated link, its calibration, and the shares of a trace."""
 
 import json
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +49,17 @@ def test_rates_stretch_a_free_step_to_the_wanted_shares():
     )
 
 
-def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
+def test_two_ranks_report_their_steps_and_equal_weights():
+    found = pipeline.launch(replace(SMALL, variants=pipeline.PAIR), "check time", None)
+    differences = found["max_diff"]
+    assert {v for name, v in differences.items() if name.endswith("same_cut")} == {0.0}
+    rows = pipeline.rows_of("free", found, differences)
+    assert [row["variant"] for row in rows] == ["free: synchronous 1", "free: nested 8"]
+    assert all(row["step_ms"] > 0 and len(row["samples"]) == SMALL.repeats for row in rows)
+
+
+@pytest.mark.slow
+def test_the_whole_quick_benchmark_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(pipeline, "can_make_namespaces", lambda: False)
     monkeypatch.setattr(pipeline, "Setting", lambda: SMALL)
     monkeypatch.setattr(pipeline, "quick_setting", lambda base: base)
@@ -62,9 +71,8 @@ def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         pipeline, "SWEEP", {title: pipeline.Point(*numbers) for title, numbers in points.items()}
     )
-    monkeypatch.setattr(
-        pipeline_clusters, "cache_directory", lambda: tmp_path
-    )  # no MovieLens here: Zipf batches alone
+    # No MovieLens here: Zipf batches alone.
+    monkeypatch.setattr(pipeline_clusters, "cache_directory", lambda: tmp_path)
     result = pipeline.run(True, tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["claims"] == result["claims"]
     assert result["claims"]["max_diff"] == 0.0
@@ -77,13 +85,11 @@ def test_two_ranks_on_an_emulated_link(monkeypatch, tmp_path, capsys):
     assert {"compute_utilisation", "semi_async_exposed"} <= result["claims"].keys()
 
 
-def test_an_emulated_link_takes_its_time():
-    import time
-
+def test_an_emulated_link_takes_at_least_its_time():
     link, began = pipeline_link.EmulatedLink(1e6), time.monotonic()
     link.carry(20_000)
     link.carry(30_000)
-    assert 0.045 < time.monotonic() - began < 0.5
+    assert time.monotonic() - began > 0.045
 
 
 def interval(lane, stage, step, asked, begin, end, cause=None, caller=False):
@@ -121,9 +127,7 @@ def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
 
 
 def peer_losses(rank, world, scratch):
-    """The losses of a few steps by the plain schedule and by TorchRec's pipeline, from the same
-    rows.
-    """
+    """Take a few steps by the plain schedule and by TorchRec's pipeline, from the same rows."""
     setting = replace(SMALL, tier="memory", variants=((pipeline.PEER, 1),))
     me = pipeline_rank.Rank(
         setting, pipeline_rank.arrange("auto", timedelta(seconds=60)), Path(scratch)

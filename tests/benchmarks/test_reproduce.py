@@ -1,6 +1,4 @@
-"""The reproduction command in small: seeds, means and spread, the published rows beside ours, and
-going on after a stop.
-"""
+"""A small reproduction: means and spread over seeds, published rows, resuming after a stop."""
 
 import statistics
 
@@ -23,14 +21,14 @@ QUICK = (
 )
 
 
-def test_reproduce_prints_our_rows_beside_the_published_ones(tmp_path):
+def test_our_rows_are_printed_with_the_published_ones(tmp_path):
     store = api.prepare(
         "synthetic", tmp_path / "store", synthetic=Synthetic(users=30, items=50, seed=1)
     )
     console = Console(record=True, width=160)
     rows = bench.reproduce(store, ["ml-1m-hstu"], 2, tmp_path / "runs", console, QUICK)
-    told = console.export_text()
-    assert "SASRec, 3,000 negatives" in told and "ml-1m-hstu" in told and "±" in told
+    shown = console.export_text()
+    assert "SASRec, 3,000 negatives" in shown and "ml-1m-hstu" in shown and "±" in shown
     samples = [sample["test"]["HR@10"] for sample in rows[0]["samples"]]
     assert rows[0]["HR@10"] == pytest.approx(statistics.fmean(samples))
     assert rows[0]["HR@10 spread"] == pytest.approx(statistics.stdev(samples))

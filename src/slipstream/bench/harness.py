@@ -1,8 +1,7 @@
-"""What every benchmark shares: variants interleaved in one run, warm-up excluded, medians with
-their spread, one table, one JSON.
+"""What every benchmark shares: variants in turns, medians with their spread, one table, one JSON.
 
-Interleaving means that a slow second of the machine hits all variants alike, so ratios survive
-where absolute times do not.
+Variants take turns in one run, so a slow second of the machine hits all of them and ratios stay
+comparable. Touch this when the JSON of all benchmarks changes.
 """
 
 import datetime
@@ -26,7 +25,7 @@ Row = dict[str, Any]
 
 
 def machine() -> dict[str, Any]:
-    """The machine in words: processor, cores, instruction set, versions."""
+    """Describe the machine: processor, cores, instruction set, versions."""
     model = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -46,11 +45,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def short_machine() -> dict[str, Any]:
+    """Describe the machine in three words: platform, processor, cores."""
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
 def interleave(
     variants: Mapping[str, Callable[[], object]], *, repeats: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of every repeat of every variant, taken in turns after `warm_up` rounds that do not
-    count.
+    """Time every variant in turns; the first `warm_up` rounds do not count.
+
+    Returns the seconds of every repeat by variant.
     """
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(-warm_up, repeats):
@@ -64,17 +73,17 @@ def interleave(
 
 
 def note(text: str) -> None:
-    """Says on standard error what is being done now: some of these runs take minutes."""
+    """Print on standard error what is being measured; some runs take minutes."""
     Console(stderr=True, highlight=False).print(f"{text} …", style="dim")
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle sample."""
+    """Return the middle sample."""
     return statistics.median(samples)
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a share of the median: how far to trust it."""
+    """Return half the distance between the quartiles as a share of the median."""
     if len(samples) < 2:
         return 0.0
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -82,9 +91,7 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def matmul_peak() -> tuple[Callable[[], object], float]:
-    """The yardstick of every mfu: a call of torch.mm fp32 1024^3, and its floating-point
-    operations.
-    """
+    """Return a call of torch.mm fp32 1024^3, against which mfu is measured, and its FLOPs."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
     out = torch.empty(1024, 1024)
@@ -94,7 +101,7 @@ def matmul_peak() -> tuple[Callable[[], object], float]:
 def finish(
     bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
 ) -> dict[str, Any]:
-    """Prints the rows and claims as tables, writes the JSON where asked, and returns it."""
+    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
     result: dict[str, Any] = {
         "bench": bench,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

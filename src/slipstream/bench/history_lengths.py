@@ -1,4 +1,7 @@
-"""Lengths of real users' histories, for measurements whose speed depends on them."""
+"""Lengths of real users' histories, for measurements whose speed depends on them.
+
+Touch this when a data set's lengths are found in another place or form.
+"""
 
 import os
 from pathlib import Path
@@ -12,8 +15,10 @@ from slipstream.errors import SlipstreamError
 
 
 def real_lengths(name: str) -> np.ndarray | None:
-    """Lengths of every user's log of a data set, from the first folder that has it; None where none
-    has.
+    """Read the lengths of all users of a data set, or return None where it is not found.
+
+    The folders of `$SLIPSTREAM_DATA` are tried in order for a prepared store, counted lengths or a
+    raw log.
     """
     for folder in os.environ.get("SLIPSTREAM_DATA", "data").split(os.pathsep):
         root = Path(folder) / name

@@ -1,13 +1,11 @@
 """How fast and in how little memory a raw Parquet log becomes a sequence store.
 
-Each repeat is a process of its own, so that its peak resident memory (ru_maxrss, mapped pages
-included) is its own too. Making the log is not counted. Beside it, interleaved, stands the plain
-way: the whole log in memory, one Polars sort, one group-by.
+Each repeat is a process of its own, so its peak resident memory (ru_maxrss, mapped pages included)
+is its own too. Writing the log does not count. The plain way takes turns with it: the whole log in
+memory, one Polars sort, one group-by. Touch this when ingest gets another path worth measuring.
 """
 
 import json
-import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,8 +32,10 @@ ACTIONS = ("click", "like")
 
 
 def write_log(path: Path, rows: int, seed: int = 0) -> None:
-    """A log as a service writes it: users interleaved, times ascending but for stragglers, sparse
-    63-bit ids, Zipf items.
+    """Write a log as a service does.
+
+    Users are interleaved, times ascend except for late rows, ids are sparse 63-bit numbers, items
+    follow Zipf's law.
     """
     users, items = max(10, rows // 100), max(10, rows // 40)
     generator = np.random.default_rng(seed)
@@ -60,14 +60,14 @@ def write_log(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def ingest_slipstream(log: Path, out: Path) -> int:
-    """`slipstream data prepare` on the log; returns the number of behaviours."""
+    """Prepare the log as `slipstream data prepare` does; returns its behaviours."""
     return prepare(
         log, out, Choices(columns=Columns("user_id", "item_id", "timestamp", ACTIONS))
     ).num_behaviours
 
 
 def ingest_in_memory(log: Path, out: Path) -> int:
-    """The plain way: everything at once in memory."""
+    """Prepare the log the plain way, everything in memory at once."""
     frame = pl.read_parquet(log).with_columns(pl.col(*ACTIONS).cast(pl.Float32))
     for name in ("user_id", "item_id"):
         rows = frame.select(pl.col(name).unique().sort()).with_row_index(f"{name} row")
@@ -83,7 +83,7 @@ VARIANTS = {"slipstream": ingest_slipstream, "polars in memory": ingest_in_memor
 
 
 def child(variant: str, log: Path, out: Path) -> None:
-    """One repeat, in its own process: prints rows, seconds, seconds of CPU and peak bytes as JSON."""
+    """Run one repeat in this process; prints rows, seconds, CPU seconds and peak bytes as JSON."""
     import resource
 
     begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -112,7 +112,7 @@ def _repeat(variant: str, log: Path, out: Path) -> dict[str, Any]:
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print a table, write the JSON of a benchmark if asked for."""
+    """Measure, print a table, write the JSON if a path is given."""
     from slipstream.bench.harness import note  # here, because a measured child must not load torch
 
     rows, repeats = (QUICK_ROWS, QUICK_REPEATS) if quick else (ROWS, REPEATS)
@@ -137,6 +137,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    from slipstream.bench.harness import short_machine
+
     table = []
     for name, several in samples.items():
         rates = [sample["rows"] / sample["seconds"] for sample in several]
@@ -157,11 +159,7 @@ def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, An
     return {
         "bench": "ingest",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": pl.thread_pool_size(),
         "log_rows": rows,
         "rows": table,

@@ -1,8 +1,8 @@
-"""Jagged attention with the bias inside: forward + backward against the matmul peak, a loop over
-sequences, and padded PyTorch.
+"""Jagged attention with the bias inside against the matmul peak, a loop and padded PyTorch.
 
-`mfu` counts causal pairs: sum of n(n+1) · heads · (dqk + dv), three times for training. Recomputing
-and padding earn nothing.
+Forward and backward are measured together. `mfu` counts causal pairs: sum of n(n+1) · heads ·
+(dqk + dv), three times for training. Recomputing and padding earn nothing. Touch this when
+attention gets another shape or back-end.
 """
 
 import sys
@@ -20,10 +20,8 @@ SHAPES = ((4, 64), (8, 32), (2, 32), (1, 50))
 DIVISOR, BUCKETS, REACH = 200.0, 128, 1024
 
 
-class Problem:
-    """A batch with lognormal lengths (mean 200), growing timestamps, and the leaves whose gradients
-    are asked for.
-    """
+class AttentionProblem:
+    """A batch with lognormal lengths (mean 200), growing timestamps, and leaves for gradients."""
 
     def __init__(self, sequences: int, heads: int, width: int, seed: int = 0) -> None:
         g = torch.Generator().manual_seed(seed)
@@ -43,9 +41,11 @@ class Problem:
         self.flops = 3.0 * float((n * (n + 1)).sum()) * heads * 2 * width
 
     def leaves(self, bias: bool) -> list[torch.Tensor]:
+        """Return the tensors whose gradients are computed."""
         return [self.q, self.k, self.v, *([self.position, self.time] if bias else [])]
 
     def ours(self, bias: bool, fuxi: bool = False) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """Return a step of our operator: forward, then backward to the leaves."""
         tables = RelativeBias(self.position, self.time) if bias else None
         grad = torch.stack([self.grad] * 3, dim=1) if fuxi else self.grad
 
@@ -66,9 +66,9 @@ class Problem:
 
 
 def _plain(
-    p: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor
+    p: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: torch.Tensor
 ) -> torch.Tensor:
-    """HSTU attention of [..., n, heads, width] in plain PyTorch, the way research code writes it."""
+    """Compute HSTU attention of [..., n, heads, width] in plain PyTorch, as research code does."""
     n = q.shape[-3]
     apart = torch.arange(n).unsqueeze(1) - torch.arange(n).unsqueeze(0)
     buckets = (
@@ -87,8 +87,8 @@ def _plain(
     return torch.einsum("...hij,...jhd->...ihd", weights, v)
 
 
-def loop(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """One sequence after the other in plain PyTorch."""
+def loop(p: AttentionProblem) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Return a step in plain PyTorch over one sequence after the other."""
 
     def step() -> tuple[torch.Tensor, ...]:
         spans = list(zip(p.offsets_B1[:-1].tolist(), p.offsets_B1[1:].tolist(), strict=True))
@@ -98,8 +98,8 @@ def loop(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
     return step
 
 
-def padded(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """All sequences padded to the longest, in plain PyTorch."""
+def padded(p: AttentionProblem) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Return a step in plain PyTorch over all sequences padded to the longest."""
     longest = int(p.lengths.max())
     real = torch.arange(longest).unsqueeze(0) < p.lengths.unsqueeze(1)
 
@@ -114,9 +114,10 @@ def padded(p: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
     return step
 
 
-def check_agreement(p: Problem) -> None:
-    """Peers must compute what they are compared for. Their logarithm in fp32 misplaces a pair here
-    and there, hence 5 %.
+def check_agreement(p: AttentionProblem) -> None:
+    """Refuse peers that compute something else.
+
+    Their logarithm in fp32 puts some pairs into another bucket, so gradients may differ by 5 %.
     """
     for peer in (loop(p), padded(p)):
         for ours, theirs in zip(p.ours(True)(), peer(), strict=True):
@@ -128,7 +129,7 @@ def check_agreement(p: Problem) -> None:
 
 
 def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[harness.Row]:
-    problem = Problem(sequences, heads, width)
+    problem = AttentionProblem(sequences, heads, width)
     multiply, multiply_flops = harness.matmul_peak()
     variants = {
         "peak": multiply,
@@ -141,7 +142,7 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
     rows = []
     for name in ("bias", "no bias", "fuxi"):
         seconds = harness.median(samples[name])
-        # FuXi adds two products with the values: 2 more widths beside dqk + dv
+        # FuXi adds two products with the values: 2 more widths on top of dqk + dv
         flops = problem.flops * (2 if name == "fuxi" else 1)
         rows.append(
             {
@@ -157,18 +158,18 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
 
 
 def _peer_rows(sequences: int, repeats: int) -> list[harness.Row]:
-    """The batch of the 4x64 row, ours and the peers in turns.
+    """Measure the batch of the 4x64 row, ours and the peers in turns.
 
-    Padded, 128 sequences need about 17 GB, kept from round to round, so that the peer is not
-    charged for mapping it anew.
+    Padded, 128 sequences need about 17 GB, which are kept from round to round, so that the peer
+    does not pay for mapping them again.
     """
-    check_agreement(Problem(8, 4, 64))
+    check_agreement(AttentionProblem(8, 4, 64))
     keep_freed_memory(-1)  # give nothing back
     print(
         f"the peers: {sequences} sequences, {repeats} rounds after one that maps their memory",
         file=sys.stderr,
     )
-    problem = Problem(sequences, 4, 64)
+    problem = AttentionProblem(sequences, 4, 64)
     variants = {"ours": problem.ours(True), "loop": loop(problem), "padded": padded(problem)}
     samples = harness.interleave(variants, repeats=repeats)
     ours = harness.median(samples["ours"])
@@ -185,7 +186,7 @@ def _peer_rows(sequences: int, repeats: int) -> list[harness.Row]:
 
 
 def run(quick: bool, json_path: Path | None) -> dict[str, Any]:
-    """Measures every shape, then the peers, and prints, writes and returns the result."""
+    """Measure every shape and the peers; print, write and return the result."""
     keep_freed_memory()
     sequences, repeats = (32, 5) if quick else (128, 11)
     rows = [row for heads, width in SHAPES for row in _shape_rows(heads, width, sequences, repeats)]

@@ -1,8 +1,8 @@
-"""How much memory 128 negatives a token cost in one training step: our loss against gathering a row
-for each of them.
+"""How much memory 128 negatives a token cost in a training step, fused and gathered.
 
-Each variant runs in a process of its own and reports by how much the steps raised its peak resident
-memory above what model, tables and batch needed. Everything but the loss is the same.
+Fused is our loss; gathered makes a row for each negative. Each variant runs in a process of its own
+and reports by how much its steps raised the peak resident memory above what model, tables and batch
+need. Everything but the loss is the same. Touch this when the common way of gathering changes.
 """
 
 import json
@@ -21,25 +21,34 @@ from slipstream.training.recipe import Recipe
 CHILD_SECONDS = 600
 STEPS = 2
 VARIANTS = ("fused", "gathered")
+GATHERED = "gathered_softmax"
 
 
-def gathered_softmax(question: RetrievalLossInputs) -> torch.Tensor:
-    """The same loss the common way: [S, R, D] rows in memory."""
-    assert question.negatives is not None
-    rows_SRD = question.rows_UD[question.negatives]
-    positive_S1 = (question.hidden_SD * question.rows_UD[question.targets_S]).sum(
+def gathered_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
+    """Compute sampled softmax the common way, with [S, R, D] rows in memory."""
+    assert inputs.negatives is not None
+    rows_SRD = inputs.rows_UD[inputs.negatives]
+    positive_S1 = (inputs.hidden_SD * inputs.rows_UD[inputs.targets_S]).sum(
         -1, keepdim=True
-    ) / question.temperature
-    negative_SR = torch.einsum("sd,srd->sr", question.hidden_SD, rows_SRD) / question.temperature
+    ) / inputs.temperature
+    negative_SR = torch.einsum("sd,srd->sr", inputs.hidden_SD, rows_SRD) / inputs.temperature
     negative_SR = negative_SR.masked_fill(
-        question.negatives == question.targets_S.unsqueeze(1), float("-inf")
+        inputs.negatives == inputs.targets_S.unsqueeze(1), float("-inf")
     )
     return torch.cat([positive_S1, negative_SR], dim=1).logsumexp(1) - positive_S1.squeeze(1)
 
 
+def use_gathered_softmax(recipe: Recipe) -> Recipe:
+    """Copy a recipe with `gathered_softmax` as its loss, which no recipe file can name."""
+    RETRIEVAL_LOSSES.setdefault(GATHERED, RetrievalLoss(gathered_softmax, "per_token"))
+    loss = recipe.loss.model_copy(update={"kind": GATHERED})
+    return recipe.model_copy(update={"loss": loss})
+
+
 def peak_bytes() -> int:
-    """Peak resident memory of this process. (Linux hands ru_maxrss of a parent down to its
-    children, so there VmHWM is read.)
+    """Return the peak resident memory of this process.
+
+    Linux hands ru_maxrss of a parent down to its children, so VmHWM is read there.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -52,14 +61,11 @@ def peak_bytes() -> int:
 
 
 def child(variant: str, lengths: list[int], num_items: int, threads: int) -> None:
-    """Some steps of the ML-1M recipe in this process; prints the memory as JSON."""
+    """Run some steps of the ML-1M recipe in this process; prints the memory as JSON."""
     torch.set_num_threads(threads)
-    if variant == "gathered":
-        RETRIEVAL_LOSSES["sampled_softmax"] = RetrievalLoss(gathered_softmax, "per_token")
-    step, batch = (
-        JaggedStep.of(load_recipe(Recipe, "ml-1m-hstu"), num_items),
-        batch_of(lengths, num_items),
-    )
+    recipe = load_recipe(Recipe, "ml-1m-hstu")
+    recipe = use_gathered_softmax(recipe) if variant == "gathered" else recipe
+    step, batch = JaggedStep.of(recipe, num_items), batch_of(lengths, num_items)
     before = peak_bytes()
     losses = [step(batch) for _ in range(STEPS)]
     print(
@@ -72,7 +78,7 @@ def child(variant: str, lengths: list[int], num_items: int, threads: int) -> Non
 def measure(
     lengths: list[int], num_items: int, threads: int, repeats: int
 ) -> dict[str, list[dict[str, float]]]:
-    """Samples of every variant, interleaved, each from its own process."""
+    """Return samples of every variant, in turns, each from its own process."""
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(repeats):
         for variant in VARIANTS:

@@ -1,13 +1,13 @@
-"""The ML-1M HSTU training step in plain padded PyTorch, after the public research recipe: what the
-jagged step is measured against.
+"""The ML-1M HSTU training step in plain padded PyTorch, after the public research recipe.
 
-Every tensor is [B, N, …] with N the longest history. The time bias is a [B, N, N] tensor built from
-bucketed time differences, the position bias an [N, N] one, the attention scores are [B, H, N, N].
-Each position gathers its own negatives and L2-normalises them after the gather: [B, N, R, D]. Only
-torch's own operators, dense gradients for the item table, AdamW over everything.
+The jagged step is measured against it. Every tensor is [B, N, …] with N the longest history. The
+time bias is a [B, N, N] tensor built from bucketed time differences, the position bias an [N, N]
+one, the attention scores are [B, H, N, N]. Each position gathers its own negatives and normalises
+them after the gather: [B, N, R, D]. Only torch's own operators, dense gradients for the item table,
+AdamW over everything.
 
-`loss_at="real"` leaves the padding out of the loss (and only there), as the research recipe does;
-`"all"` pads that too.
+`loss_at="real"` leaves padding out of the loss, as the research recipe does; `"all"` keeps it
+there. Touch this when the shipped recipe computes something else.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A batch as rectangles; `valid_BN` says where there is something."""
+    """A batch as rectangles; `valid_BN` is true where there is a behaviour."""
 
     items_BN: torch.Tensor
     times_BN: torch.Tensor
@@ -39,7 +39,7 @@ class PaddedBatch:
 
     @classmethod
     def of(cls, batch: JaggedBatch, length: int) -> "PaddedBatch":
-        """Fill up to `length` with zeros, at the end."""
+        """Pad a batch with zeros at the end up to `length`."""
         valid_BN = torch.arange(length) < batch.lengths_B[:, None]
 
         def pad(value_T: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ class PaddedHSTU(nn.Module):
 
     @torch.no_grad()
     def copy_weights(self, ours: Recommender) -> None:
-        """Take over the weights of a jagged recommender of the same recipe."""
+        """Copy the weights of a jagged recommender of the same recipe."""
         backbone = ours.model.get_submodule("backbone")
         weights = dict(backbone.named_parameters())
         self.items.weight.copy_(ours.tables[ITEM].all_rows())
@@ -140,9 +140,7 @@ class PaddedHSTU(nn.Module):
     def loss_sum(
         self, batch: PaddedBatch, negatives_BNR: torch.Tensor | None = None, loss_at: LossAt = "all"
     ) -> torch.Tensor:
-        """Sampled softmax summed over the real positions; negatives are drawn uniformly unless
-        given.
-        """
+        """Sum the sampled softmax over real positions; negatives are drawn unless given."""
         config = self.recipe.loss
         hidden, targets, kept = self(batch), batch.targets_BN, batch.valid_BN
         if loss_at == "real":

@@ -1,13 +1,9 @@
-"""The operators around attention against plain PyTorch: losses, row operators, fused neighbours, at
-the sizes of an ML-1M step.
+"""Losses, row operators, norm and gate against plain PyTorch, at the sizes of an ML-1M step.
 
-Forward and backward together, variants interleaved, medians; ratios are the claim, absolute times
-only say on what machine.
+Forward and backward together, variants interleaved, medians. The ratios are the claim; absolute
+times describe this machine. Touch this when an operator other than attention is added.
 """
 
-import os
-import platform
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +15,9 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.bench.harness import interleave, short_machine
 from slipstream.files import write_json
-from slipstream.ops import losses, native, rows
-from slipstream.ops import pointwise as neighbours
+from slipstream.ops import losses, native, pointwise, rows
 
 Step = Callable[[], Any]
 REPEATS, QUICK_REPEATS = 9, 5
@@ -31,7 +27,7 @@ OURS, PLAIN = "slipstream", "plain torch"
 
 
 def _stepping(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Step:
-    """Forward and backward of a function of differentiable inputs."""
+    """Return a step: forward and backward of a function of differentiable inputs."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     upstream = torch.rand_like(function(*leaves).detach())
 
@@ -80,7 +76,7 @@ def _losses(tokens: int) -> dict[str, dict[str, Step]]:
     }
 
 
-def _neighbours(tokens: int) -> dict[str, dict[str, Step]]:
+def _pointwise(tokens: int) -> dict[str, dict[str, Step]]:
     x_TD, gate_TD, weight_FD = (
         torch.randn(tokens, WIDTH),
         torch.randn(tokens, WIDTH),
@@ -89,12 +85,12 @@ def _neighbours(tokens: int) -> dict[str, dict[str, Step]]:
     names_T = torch.arange(tokens)
     return {
         "linear_silu": {
-            OURS: _stepping(neighbours.linear_silu, x_TD, weight_FD),
+            OURS: _stepping(pointwise.linear_silu, x_TD, weight_FD),
             PLAIN: _stepping(lambda x, w: F.silu(F.linear(x, w)), x_TD, weight_FD),
         },
         "norm_gate_dropout": {
             OURS: _stepping(
-                lambda x, g: neighbours.norm_gate_dropout(x, g, p=0.2, seed=1, token_ids_T=names_T),
+                lambda x, g: pointwise.norm_gate_dropout(x, g, p=0.2, seed=1, token_ids_T=names_T),
                 x_TD,
                 gate_TD,
             ),
@@ -104,12 +100,12 @@ def _neighbours(tokens: int) -> dict[str, dict[str, Step]]:
         },
         "dropout": {
             OURS: _stepping(
-                lambda x: neighbours.dropout(x, p=0.2, seed=1, token_ids_T=names_T), x_TD
+                lambda x: pointwise.dropout(x, p=0.2, seed=1, token_ids_T=names_T), x_TD
             ),
             PLAIN: _stepping(lambda x: F.dropout(x, 0.2), x_TD),
         },
         "rms_norm": {
-            OURS: _stepping(neighbours.rms_norm, x_TD),
+            OURS: _stepping(pointwise.rms_norm, x_TD),
             PLAIN: _stepping(lambda x: F.rms_norm(x, (WIDTH,), eps=1e-6), x_TD),
         },
     }
@@ -153,26 +149,14 @@ def _rows(tokens: int) -> dict[str, dict[str, Step]]:
     }
 
 
-def _measure(variants: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every variant, interleaved, the first round left out."""
-    samples: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(repeats + 1):
-        for name, step in variants.items():
-            begin = time.perf_counter()
-            step()
-            if number:
-                samples[name].append(time.perf_counter() - begin)
-    return samples
-
-
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print a table, write the JSON of a benchmark if asked for."""
+    """Measure, print a table, write the JSON if a path is given."""
     tokens, repeats = (QUICK_TOKENS, QUICK_REPEATS) if quick else (TOKENS, REPEATS)
     torch.manual_seed(0)
     found, claims = [], {}
-    for group in (_losses, _neighbours, _rows):
+    for group in (_losses, _pointwise, _rows):
         for operator, variants in group(tokens).items():
-            samples = _measure(variants, repeats)
+            samples = interleave(variants, repeats=repeats)
             middle = {name: median(values) for name, values in samples.items()}
             claims[f"{operator}_speedup"] = middle[PLAIN] / middle[OURS]
             for name, values in samples.items():
@@ -187,13 +171,9 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
                     }
                 )
     result = {
-        "bench": "neighbours",
+        "bench": "pointwise",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-        },
+        "machine": short_machine(),
         "threads": torch.get_num_threads(),
         "native": native.status(),
         "sizes": {

@@ -1,4 +1,7 @@
-"""Recommenders and batches for the benchmarks of whole training steps, made in memory from a seed."""
+"""Recommenders and batches for benchmarks of whole training steps, made in memory from a seed.
+
+Touch this when a step needs more than items and times.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +17,13 @@ from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
 START = 1_600_000_000
-FOLLOWS = (
-    0.7  # share of behaviours that follow from the one before, so that there is something to learn
-)
+FOLLOWS = 0.7  # share of behaviours that follow from the one before, so that steps can learn
 
 
 def batch_of(
     lengths: Sequence[int], num_items: int, seed: int = 0, first_user: int = 0
 ) -> JaggedBatch:
-    """One window per length: items often follow from the last one, times go on by lognormal gaps."""
+    """Make one window per length: items often follow from the last, gaps are lognormal."""
     rng = np.random.default_rng(seed)
     offsets_B1 = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     logs, times = [], []
@@ -55,7 +56,7 @@ def batch_of(
 
 
 def movielens_like_lengths(users: int, seed: int = 0) -> np.ndarray:
-    """Lengths with MovieLens-1M's median (96), mean (166), least (20) and most (2,314) behaviours."""
+    """Draw lengths with MovieLens-1M's median (96), mean (166), least and most (20, 2,314)."""
     drawn = np.random.default_rng(seed).lognormal(np.log(96), 1.04, users)
     return np.clip(np.rint(drawn), 20, 2314).astype(np.int64)
 
@@ -69,13 +70,14 @@ class JaggedStep:
 
     @classmethod
     def of(cls, recipe: Recipe, num_items: int) -> "JaggedStep":
+        """Make a step of a new recommender."""
         return cls(Recommender(recipe, Features(num_items)))
 
     def __post_init__(self) -> None:
         self.optimizer = make_adamw(self.recommender.model, self.recommender.recipe.optimizer)
 
     def __call__(self, batch: JaggedBatch) -> float:
-        """One step; the mean loss before it."""
+        """Take one step; returns the mean loss before it."""
         loss, count = train_step(
             self.recommender, self.optimizer, batch, self.steps_done, 1_000_000
         )
@@ -84,7 +86,7 @@ class JaggedStep:
 
 
 def take_users(batch: JaggedBatch, users: np.ndarray) -> JaggedBatch:
-    """Some users of a batch as a batch of their own; their tokens keep their names."""
+    """Copy some users of a batch into a batch of their own; tokens keep their ids."""
     chosen_B = torch.from_numpy(users)
     lengths_B = batch.lengths_B[chosen_B]
     offsets_B1 = torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))

@@ -1,17 +1,15 @@
-"""How much of the machine a whole training step uses, for the named sizes; and the ML-1M step
-against plain padded PyTorch.
+"""How much of the machine a whole training step uses, and the ML-1M step against padded PyTorch.
 
 A step is all of it: row lookup, model, loss with 128 sampled negatives, backward, update of rows
-and dense weights. `mfu` is model FLOPs (slipstream/models/flops.py) over time and peak; the peak is
-torch.mm fp32 1024^3 with the same threads, timed before and after every step. Histories have the
-full length of their size. `mfu_cpu` says the same by processor seconds instead of the clock's: on a
-machine that others use too it is the steadier figure.
+and dense weights. `mfu` is model FLOPs (models/flops.py) over time and peak; the peak is torch.mm
+fp32 1024^3 with the same threads, timed before and after every step. Histories have the full length
+of their size. `mfu_cpu` uses processor seconds instead of the clock; it is steadier on a machine
+that others use too.
 
 The ML-1M step has 128 histories with MovieLens-1M's lengths: from `ml-1m` in a folder of
-`$SLIPSTREAM_DATA` (default `data`) where there is one, otherwise drawn alike; the output says
-which. Its claim is held against the kinder padded baseline, which leaves padding out of the loss as
-the research recipe does. `--quick` takes fewer repeats, small sizes, and one block of each long
-model.
+`$SLIPSTREAM_DATA` (default `data`), or drawn like them; the output names which. Its claim is
+against the faster padded baseline, which leaves padding out of the loss as the research recipe
+does. `--quick` takes fewer repeats, small sizes, and one block of each long model.
 """
 
 import gc
@@ -48,9 +46,7 @@ PEAK_PRODUCTS = 10  # a sample of the peak
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of the table: a named size, how many full histories a step has, how often it is
-    measured.
-    """
+    """One row of the table: a named size, the histories of a step, the repeats."""
 
     kind: str
     size: str
@@ -60,9 +56,11 @@ class Shape:
 
     @property
     def name(self) -> str:
+        """The name of the row."""
         return f"{self.kind}-{self.size}"
 
     def recipe(self) -> Recipe:
+        """Make the recipe of this size."""
         model: dict[str, Any] = {"kind": self.kind, "size": self.size}
         if self.blocks is not None:
             model["blocks"] = self.blocks
@@ -91,7 +89,7 @@ QUICK = [
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed run: by the clock, and processor seconds of all threads."""
+    """One timed run: seconds by the clock, and processor seconds of all threads."""
 
     seconds: float
     cpu_seconds: float
@@ -99,13 +97,14 @@ class Sample:
 
 
 def timed(work: Callable[[], float]) -> Sample:
+    """Run work once and time it."""
     begin, cpu = time.perf_counter(), time.process_time()
     value = work()
     return Sample(time.perf_counter() - begin, time.process_time() - cpu, value)
 
 
 class Peak:
-    """The machine's matrix-product speed, sampled again and again over a run."""
+    """The machine's matrix-product speed, sampled throughout a run."""
 
     def __init__(self) -> None:
         self.product, self.flops = matmul_peak()
@@ -123,9 +122,7 @@ class Peak:
 
 
 def measure_shape(shape: Shape, peak: Peak) -> dict[str, Any]:
-    """MFU of one named size: a warm-up step, then steps between samples of the peak, which together
-    are its peak.
-    """
+    """Measure the MFU of one named size: a warm-up step, then steps between samples of the peak."""
     recipe = shape.recipe()
     lengths = [recipe.model.max_len] * shape.sequences
     step, batch = JaggedStep.of(recipe, ITEMS), batch_of(lengths, ITEMS)
@@ -149,7 +146,7 @@ def measure_shape(shape: Shape, peak: Peak) -> dict[str, Any]:
 
 
 def mfu_figures(flops: int, samples: list[Sample], peaks: list[Sample]) -> dict[str, Any]:
-    """Medians and spread of what was timed, and MFU from them."""
+    """Compute medians, spread and MFU of timed steps."""
     seconds = [sample.seconds for sample in samples]
     cpu_seconds = [sample.cpu_seconds for sample in samples]
     peak = median([sample.value for sample in peaks])
@@ -170,7 +167,7 @@ def mfu_figures(flops: int, samples: list[Sample], peaks: list[Sample]) -> dict[
 
 
 def movielens_lengths() -> tuple[list[int], str]:
-    """Training windows of 128 users, and where their lengths come from."""
+    """Return training windows of 128 users, and where their lengths come from."""
     known = real_lengths("ml-1m")
     source = "MovieLens-1M" if known is not None else "drawn like MovieLens-1M"
     lengths = movielens_like_lengths(100_000) if known is None else known
@@ -180,7 +177,7 @@ def movielens_lengths() -> tuple[list[int], str]:
 
 
 def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
-    """The ML-1M base step, ours and padded, interleaved."""
+    """Measure the ML-1M step, ours and padded, in turns."""
     lengths, source = movielens_lengths()
     recipe, batch = load_recipe(Recipe, "ml-1m-hstu"), batch_of(lengths, MOVIELENS_ITEMS)
     rectangles = PaddedBatch.of(batch, MOVIELENS_LENGTH)
@@ -222,7 +219,7 @@ def measure_movielens(repeats: int, peak: Peak) -> list[dict[str, Any]]:
 
 
 def measure_memory(repeats: int) -> list[dict[str, Any]]:
-    """What 128 negatives a token add to the peak memory of the ML-1M step, fused and gathered."""
+    """Measure what 128 negatives a token add to the peak memory, fused and gathered."""
     lengths, source = movielens_lengths()
     found = negative_memory.measure(lengths, MOVIELENS_ITEMS, torch.get_num_threads(), repeats)
     return [
@@ -238,7 +235,7 @@ def measure_memory(repeats: int) -> list[dict[str, Any]]:
 
 
 def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print tables, write the JSON of a benchmark if asked for."""
+    """Measure, print tables, write the JSON if a path is given."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
     try:
@@ -270,7 +267,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def loss_row(sizes: list[dict[str, Any]]) -> dict[str, Any]:
-    """FuXi-long in full: its loss at the first and the last of the steps measured."""
+    """Return the losses of the full FuXi-long at the first and the last step."""
     losses = next(row["losses"] for row in sizes if row["variant"] == "fuxi-long")
     return {
         "variant": "fuxi-long loss",
@@ -283,7 +280,7 @@ def loss_row(sizes: list[dict[str, Any]]) -> dict[str, Any]:
 def claims(
     sizes: list[dict[str, Any]], steps: list[dict[str, Any]], memory: list[dict[str, Any]]
 ) -> dict[str, float]:
-    """The headline figures."""
+    """Return the headline figures."""
     mfu = {row["variant"]: row["mfu"] for row in sizes}
     return {
         "mfu_hstu_long": mfu["hstu-long"],
@@ -331,6 +328,16 @@ def _print(
             ),
         )
     console.print(table)
+    _print_movielens(console, steps, memory)
+    for name, value in result["claims"].items():
+        console.print(f"{name}: {value:.3f}")
+    if result["quick"]:
+        console.print("quick: the long models were measured with one of their 16 blocks")
+
+
+def _print_movielens(
+    console: Console, steps: list[dict[str, Any]], memory: list[dict[str, Any]]
+) -> None:
     title = (
         f"ML-1M HSTU base step: {steps[0]['sequences']} histories, {steps[0]['tokens']:,} "
         f"tokens, lengths {steps[0]['lengths']}"
@@ -352,7 +359,3 @@ def _print(
             f"{row['variant']}: +{row['step_bytes'] / 2**20:,.0f} MB in a step, "
             f"{row['peak_bytes'] / 2**20:,.0f} MB in all"
         )
-    for name, value in result["claims"].items():
-        console.print(f"{name}: {value:.3f}")
-    if result["quick"]:
-        console.print("quick: the long models were measured with one of their 16 blocks")

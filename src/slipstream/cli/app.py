@@ -1,19 +1,80 @@
-"""The `slipstream` command: gathers the groups in `slipstream.cli` and turns our errors into one
-sentence.
+"""The `slipstream` command: the table of its commands, and errors as one sentence.
+
+Touch this when a command is added, or when errors should end the process in another way. A module
+of a command is imported only when the command is called, so that `slipstream --help` starts fast.
 """
 
-import importlib
-import pkgutil
 import sys
 
 import typer
-from rich.console import Console
 
-from slipstream import __version__, cli
+from slipstream import __version__
+from slipstream.cli.lazy_group import CommandEntry, LazyGroup
 from slipstream.errors import SlipstreamError
+
+COMMANDS = {
+    name: CommandEntry(f"slipstream.cli.{place}", line)
+    for name, place, line in (
+        (
+            "demo",
+            "demo:demo",
+            "Prepare data, train HSTU for about two minutes, evaluate, export and recommend.",
+        ),
+        ("data", "data_commands:data", "Prepare a log for training, and show what was prepared."),
+        (
+            "train",
+            "run_commands:train",
+            "Train a recipe. The same command again resumes, bit for bit.",
+        ),
+        (
+            "evaluate",
+            "run_commands:evaluate",
+            "Evaluate a run: the whole catalogue ranked, seen items filtered, ties averaged.",
+        ),
+        (
+            "recommend",
+            "run_commands:recommend",
+            "Recommend unseen items to a user, next to the history the model saw.",
+        ),
+        (
+            "export",
+            "run_commands:export",
+            "Write a run's best weights as a bundle, which serving opens.",
+        ),
+        (
+            "serve",
+            "serving_commands:serve",
+            "Serve a bundle over HTTP: instances behind a router.",
+        ),
+        ("client", "serving_commands:client", "Ask a running server (`slipstream serve`)."),
+        (
+            "trace",
+            "trace_command:trace",
+            "Show what each lane of a run did in its last steps, and draw it.",
+        ),
+        ("bench", "bench_commands:bench", "Measure this machine: one table a command."),
+    )
+}
+FROM_ROOT = "(from the project's root)"
+MOVED = {
+    "reproduce": f"python -m benchmarks.reproduce ml-1m {FROM_ROOT}",
+    "study staleness": f"python -m benchmarks.staleness {FROM_ROOT}",
+    "study negatives": f"python -m benchmarks.negative_quality {FROM_ROOT}",
+    "study": "python -m benchmarks.staleness, or python -m benchmarks.negative_quality "
+    f"{FROM_ROOT}",
+}
+
+
+class RootGroup(LazyGroup):
+    """The commands of `slipstream`."""
+
+    entries = COMMANDS
+    moved = MOVED
+
 
 app = typer.Typer(
     name="slipstream",
+    cls=RootGroup,
     help="Train and serve generative recommenders. Start with `slipstream demo`.",
     no_args_is_help=True,
     add_completion=False,
@@ -34,42 +95,33 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """Train and serve generative recommenders."""
+    """Train and serve generative recommenders. Start with `slipstream demo`."""
 
 
-def _gather() -> None:
-    """Every module of `slipstream.cli` adds its own commands through `register(app)`."""
-    for module in sorted(
-        info.name for info in pkgutil.iter_modules(cli.__path__) if info.name != "app"
-    ):
-        importlib.import_module(f"slipstream.cli.{module}").register(app)
-
-
-def run_command(arguments: list[str] | None = None) -> int:
-    """Run one command (default: this process's arguments) and say how it ended.
+def run_command(arguments: list[str] | None = None, program: typer.Typer = app) -> int:
+    """Run one command (default: this process's arguments) and return its exit code.
 
     A `SlipstreamError` becomes `error: …` and 1; Ctrl-C ends with 130 and no traceback.
     """
-    _gather()
     try:
-        app(arguments)
+        program(arguments)
         return 0
-    except (
-        SystemExit
-    ) as end:  # how typer ends: 0, 2 for a wrong call (it has said why), 130 for Ctrl-C
+    except SystemExit as end:  # typer's own: 0, 2 for a wrong call (already explained), 130
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SlipstreamError as error:
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        _complain("stopped by Ctrl-C")
+        _print_error("stopped by Ctrl-C")
         return 130
 
 
-def _complain(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
+    from rich.console import Console
+
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(sentence)
 
 
 def main() -> None:
-    """Entry point of the `slipstream` command."""
+    """Run the `slipstream` command and exit."""
     sys.exit(run_command())

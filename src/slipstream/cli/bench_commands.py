@@ -1,23 +1,23 @@
-"""`slipstream bench NAME`: every measured claim as a command. A module of `slipstream.bench` with
-`run` and a docstring is one.
+"""`slipstream bench NAME`: what a user measures on the own machine.
+
+Touch this when a measurement is added to slipstream/bench. Comparisons and studies are in the
+project's folder benchmarks/; they take their flags from `measurement_app` here.
 """
 
 import contextlib
 import importlib
-import pkgutil
+import json
 import sys
 from collections.abc import Callable
-from json import dumps
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from slipstream import bench
+from slipstream.cli.lazy_group import CommandEntry, LazyGroup, make_command
 
-Json = Annotated[
+JsonPath = Annotated[
     Path | None,
     typer.Option(
         "--json",
@@ -28,35 +28,33 @@ STANDARD_OUTPUT = Path("-")
 Quick = Annotated[
     bool, typer.Option("--quick", help="Smaller and shorter: for a first look, not for a claim.")
 ]
+Measure = Callable[[bool, Path | None], dict[str, Any]]
+
+# Command: module of slipstream.bench, one line of help.
+MEASUREMENTS = {
+    "ingest": ("ingest_rate", "How fast and in how little memory a log becomes a store."),
+    "kernels": ("kernels", "Jagged attention against the matmul peak, a loop and padded PyTorch."),
+    "pointwise": ("pointwise_rate", "Losses, row operators, norm and gate against plain PyTorch."),
+    "train-step": ("train_step", "A whole training step against the matmul peak and padding."),
+}
+COMPARISONS = (
+    "balance",
+    "chaos",
+    "disk-table",
+    "exchange",
+    "negatives",
+    "pipeline",
+    "router",
+    "serving",
+    "tables",
+)
 
 
-def benchmarks() -> dict[str, ModuleType]:
-    """Every benchmark by its command's name."""
-    names = sorted(info.name for info in pkgutil.iter_modules(bench.__path__))
-    modules = {name.replace("_", "-"): _opened(name) for name in names}
-    return {
-        name: module
-        for name, module in modules.items()
-        if module and hasattr(module, "run") and module.__doc__
-    }
+class MeasureCommand(TyperCommand):
+    """A command whose `--json` may stand alone, which means `--json -`."""
 
-
-def _opened(name: str) -> ModuleType | None:
-    """A benchmark's module; None where it needs an extra that is not installed."""
-    try:
-        return importlib.import_module(f"slipstream.bench.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("slipstream"):
-            raise
-        return None
-
-
-class BenchCommand(TyperCommand):
-    """Lets `--json` stand alone, meaning `--json -`: typer itself knows no option with an optional
-    value.
-    """
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert `-` after each `--json` that no value follows; typer itself requires one."""
         places = [
             i
             for i, arg in enumerate(args)
@@ -67,35 +65,62 @@ class BenchCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _command(module: ModuleType) -> Callable[..., None]:
-    def command(json: Json = None, quick: Quick = False) -> None:
-        if json != STANDARD_OUTPUT:
-            module.run(quick, json)
-            return
-        with contextlib.redirect_stdout(
-            sys.stderr
-        ):  # tables go beside, so that standard output is the JSON alone
-            result = module.run(quick, None)
-        typer.echo(dumps(result, indent=1))
-
-    command.__doc__ = module.__doc__
-    return command
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the group `bench` with one command per benchmark, and `all`."""
-    group = typer.Typer(
-        no_args_is_help=True,
-        help="Measure: each command prints a table and, with --json, writes its figures.",
+def measurement_app(measure: Measure, text: str | None) -> typer.Typer:
+    """Make a program with the flags --json and --quick from a function that measures."""
+    program = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
     )
-    found = benchmarks()
-    for name, module in found.items():
-        group.command(name, cls=BenchCommand)(_command(module))
 
-    @group.command("all")
-    def run_all(quick: Quick = False) -> None:
-        """Every benchmark, one after the other."""
-        for module in found.values():
-            module.run(quick, None)
+    @program.command(cls=MeasureCommand, help=text)
+    def command(json_path: JsonPath = None, quick: Quick = False) -> None:
+        if json_path != STANDARD_OUTPUT:
+            measure(quick, json_path)
+            return
+        with contextlib.redirect_stdout(sys.stderr):  # standard output gets the JSON alone
+            result = measure(quick, None)
+        typer.echo(json.dumps(result, indent=1))
 
-    app.add_typer(group, name="bench")
+    return program
+
+
+class BenchGroup(LazyGroup):
+    """The commands of `slipstream bench`."""
+
+    entries = {
+        name: CommandEntry(f"slipstream.bench.{module}:run", line)
+        for name, (module, line) in MEASUREMENTS.items()
+    } | {"all": CommandEntry(f"{__name__}:run_all", "Run every measurement in turn.")}
+    moved = {
+        name: f"python -m benchmarks.{name.replace('-', '_')} (from the project's root)"
+        for name in COMPARISONS
+    } | {"neighbours": "slipstream bench pointwise"}
+
+    def load(self, name: str) -> Any:
+        """Import one measurement and give it the flags of all."""
+        if name not in MEASUREMENTS:
+            return super().load(name)
+        module = importlib.import_module(f"slipstream.bench.{MEASUREMENTS[name][0]}")
+        return make_command(name, measurement_app(module.run, module.__doc__))
+
+
+bench = typer.Typer(
+    cls=BenchGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure this machine: one table a command.",
+    rich_markup_mode="rich",
+)
+
+
+@bench.callback()
+def _group() -> None:
+    """Measure this machine: one table a command.
+
+    With --json, a command also writes its figures.
+    """
+
+
+def run_all(quick: Quick = False) -> None:
+    """Run every measurement in turn."""
+    for module, _ in MEASUREMENTS.values():
+        importlib.import_module(f"slipstream.bench.{module}").run(quick, None)

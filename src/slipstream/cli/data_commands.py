@@ -1,4 +1,7 @@
-"""`slipstream data prepare` and `slipstream data inspect`."""
+"""`slipstream data prepare` and `slipstream data inspect`.
+
+Touch this when a choice of preparing data gets a flag; the work is in data/prepare.py.
+"""
 
 import threading
 from pathlib import Path
@@ -25,18 +28,16 @@ from slipstream.data.synthetic import Synthetic, with_lengths
 from slipstream.errors import SlipstreamError
 
 data = typer.Typer(
-    no_args_is_help=True, help="Prepare a log for training, and look at what was prepared."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Prepare a log for training, and show what was prepared.",
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the command line."""
-    app.add_typer(data, name="data")
-
-
 class Ticker:
-    """A progress line on stderr for work that takes longer than two seconds; called with (what,
-    done, total), 0 if unknown.
+    """A progress line on stderr for work that takes longer than two seconds.
+
+    It is called with (what, done, total); a total of 0 means unknown.
     """
 
     def __init__(self, patience: float = 2.0) -> None:
@@ -119,8 +120,9 @@ def prepare_command(
     seed: int = typer.Option(0, min=0, help="synthetic: seed."),
     force: bool = typer.Option(False, "--force", help="Replace what is in --out."),
 ) -> None:
-    """Turn a raw log into a sequence store: jagged Arrow columns, memory-mapped, with a vocabulary
-    and a digest.
+    """Turn a raw log into a sequence store.
+
+    A store holds jagged Arrow columns, memory-mapped, with a vocabulary and a digest.
     """
     actions = tuple(part.strip() for part in action_columns.split(",") if part.strip())
     if len({user_column, item_column, time_column, *actions}) < 3 + len(actions):
@@ -159,7 +161,7 @@ def prepare_command(
 def inspect_command(
     directory: Path = typer.Argument(..., help="A store written by `slipstream data prepare`."),
     plots: Path | None = typer.Option(
-        None, "--plots", help="Where the PNG goes (beside the store's files unless given)."
+        None, "--plots", help="Where the PNG goes (next to the store's files unless given)."
     ),
 ) -> None:
     """Print statistics of a store and draw its length histogram and popularity curve."""

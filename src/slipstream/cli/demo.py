@@ -1,4 +1,7 @@
-"""`slipstream demo`: from nothing to recommendations, every step a command you could have typed."""
+"""`slipstream demo`: from nothing to recommendations, each step also a command of its own.
+
+Touch this when the demo should show another step; its recipe is recipes/demo.yaml.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,11 +12,6 @@ from rich.console import Console
 from slipstream.errors import SlipstreamError
 
 console = Console(highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add this group's command."""
-    app.command()(demo)
 
 
 def demo(
@@ -34,9 +32,9 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Prepare data, train HSTU for about two minutes, evaluate, export, and recommend to one user."""
+    """Prepare data, train HSTU for about two minutes, evaluate, export and recommend."""
     from slipstream import api
-    from slipstream.cli.run_commands import show_metrics, show_recommendation
+    from slipstream.cli.run_commands import bundle_version, show_metrics, show_recommendation
 
     data = demo_data(out, source)
     console.rule("train")
@@ -44,18 +42,16 @@ def demo(
     console.rule("evaluate")
     show_metrics(run.evaluate("test"), "Test item, whole catalogue ranked, seen items filtered")
     console.rule("export")
+    bundle = run.export(out / "bundle")
     console.print(
-        f"bundle {out / 'bundle'}, version {run.export(out / 'bundle')}; report "
-        f"{run.directory / 'report.html'}"
+        f"bundle {bundle}, version {bundle_version(bundle)}; report {run.directory / 'report.html'}"
     )
     console.rule("recommend")
     show_recommendation(run, user or str(run.store.users.id(0)), count=10, history=10)
 
 
 def demo_data(out: Path, source: Path | None) -> Path:
-    """MovieLens-1M where it can be had, else latest-small from `source`, else synthetic; says
-    which.
-    """
+    """Prepare MovieLens-1M, or else latest-small from `source`, or else synthetic data."""
     from slipstream import api
     from slipstream.cli.data_commands import Ticker
 
@@ -73,7 +69,7 @@ def demo_data(out: Path, source: Path | None) -> Path:
             with Ticker() as progress:
                 api.prepare(name, target, source=place, progress=progress)
         except SlipstreamError as error:
-            console.print(f"{title} cannot be had: {error}")
+            console.print(f"{title} is not available: {error}")
             continue
         console.print(f"{title}, prepared in {target}")
         return target

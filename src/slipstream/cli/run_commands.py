@@ -1,7 +1,10 @@
-"""`slipstream train | evaluate | recommend | export`: the life of one run."""
+"""`slipstream train | evaluate | recommend | export`: the commands of one run.
+
+Touch this when such a command gets another flag or prints something else; the work is in api.py.
+"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -10,22 +13,17 @@ from rich.table import Table
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json
 
+if TYPE_CHECKING:
+    from slipstream import api
+
 RunArgument = Annotated[
     Path, typer.Argument(help="A run's directory, for example runs/ml-1m-hstu.", show_default=False)
 ]
 console = Console(highlight=False)
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's commands."""
-    app.command()(train)
-    app.command()(evaluate)
-    app.command()(recommend)
-    app.command()(export)
-
-
 def show_metrics(figures: dict[str, float], title: str) -> None:
-    """Metrics as a small table: one row per kind, one column per k (or task)."""
+    """Print metrics as a small table: one row per kind, one column per k (or task)."""
     console.print(f"[bold]{title}[/bold]")
     table = Table()
     columns = list(
@@ -75,7 +73,7 @@ def train(
         Path | None, typer.Option(help="Run directory; default runs/<name of the recipe>.")
     ] = None,
 ) -> None:
-    """Train a recipe. The same command again goes on where it stopped, bit for bit.
+    """Train a recipe. The same command again resumes, bit for bit.
 
     Example: slipstream train recipes/ml-1m-hstu.yaml data=data/ml-1m
 
@@ -100,25 +98,23 @@ def train(
 def evaluate(
     run: RunArgument,
     split: Annotated[
-        Literal["test", "validation"], typer.Option(help="Which held-out behaviours to ask for.")
+        Literal["test", "validation"], typer.Option(help="Which held-out behaviours to predict.")
     ] = "test",
     sampled: Annotated[
         bool,
         typer.Option(
-            "--sampled", help="SASRec's protocol with 100 random items; flatters, for old tables."
+            "--sampled", help="SASRec's old protocol with 100 random items; its figures are higher."
         ),
     ] = False,
     hide_request_time: Annotated[
         bool,
         typer.Option(
             "--hide-request-time",
-            help="Let the query not know when it is asked: what a time_bias next owes to it.",
+            help="Hide the time of the request from the model: what time_bias=next gains by it.",
         ),
     ] = False,
 ) -> None:
-    """Evaluate a run's best weights: the whole catalogue ranked, seen items filtered, ties
-    averaged.
-    """
+    """Evaluate a run: the whole catalogue ranked, seen items filtered, ties averaged."""
     from slipstream import api
 
     if sampled and hide_request_time:
@@ -141,22 +137,19 @@ def recommend(
     history: Annotated[
         int,
         typer.Option(
-            min=0, max=10_000, help="How many of the latest behaviours to show beside them."
+            min=0, max=10_000, help="How many of the latest behaviours to show next to them."
         ),
     ] = 10,
 ) -> None:
-    """Recommend unseen items to a user, beside the history the model saw."""
+    """Recommend unseen items to a user, next to the history the model saw."""
     from slipstream import api
 
     opened = api.Run(run)
     show_recommendation(opened, user, count, history)
 
 
-def show_recommendation(run: "object", user: str, count: int, history: int) -> None:
-    """The two lists side by side, newest behaviour first."""
-    from slipstream import api
-
-    assert isinstance(run, api.Run)
+def show_recommendation(run: "api.Run", user: str, count: int, history: int) -> None:
+    """Print history and recommendations side by side, newest behaviour first."""
     answer, items = run.recommend(user, count), run.store.items
 
     def label(row: int) -> str:
@@ -181,8 +174,18 @@ def export(
         Path, typer.Option(help="Directory of the bundle to write.", show_default=False)
     ],
 ) -> None:
-    """Write a run's best weights as a bundle (safetensors, vocabulary, recipe): what serving opens."""
+    """Write a run's best weights as a bundle, which serving opens.
+
+    A bundle holds safetensors, the vocabulary and the recipe.
+    """
     from slipstream import api
 
-    version = api.Run(run).export(out)
-    console.print(f"bundle {out} written, version {version}")
+    bundle = api.Run(run).export(out)
+    console.print(f"bundle {bundle} written, version {bundle_version(bundle)}")
+
+
+def bundle_version(bundle: Path) -> str:
+    """Read the version of a bundle without opening its weights."""
+    from slipstream.bundle import DESCRIPTION
+
+    return str(read_json(bundle / DESCRIPTION)["version"])

@@ -1,4 +1,7 @@
-"""`slipstream serve` and `slipstream client …`: a bundle behind HTTP, and how to ask it."""
+"""`slipstream serve` and `slipstream client …`: a bundle behind HTTP, and requests to it.
+
+Touch this when the server or the client gets another flag; the work is in serving/.
+"""
 
 import importlib.util
 import os
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 console = Console(highlight=False, soft_wrap=True)
-client = typer.Typer(no_args_is_help=True, help="Ask a running server (`slipstream serve`).")
+client = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Ask a running server (`slipstream serve`).",
+)
 
 Url = Annotated[str, typer.Option(help="Where the server is.", envvar="SLIPSTREAM_URL")]
 Items = Annotated[str, typer.Argument(help="Item ids, separated by commas.", show_default=False)]
@@ -25,15 +32,9 @@ User = Annotated[str, typer.Argument(help="The user's id.", show_default=False)]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def register(app: typer.Typer) -> None:
-    """Add this group's commands."""
-    app.command()(serve)
-    app.add_typer(client, name="client")
-
-
 @client.callback()
 def _needs_extra() -> None:
-    """Serving's libraries are an extra; without them every command says so."""
+    """Refuse with one sentence where the extra libraries of serving are missing."""
     if importlib.util.find_spec("msgspec") is None or importlib.util.find_spec("aiohttp") is None:
         raise SlipstreamError(
             "serving needs its extra libraries: pip install 'slipstream[serving]'"
@@ -83,8 +84,9 @@ def serve(
         float, typer.Option(min=0.1, max=600, help="Time to finish requests at the end.")
     ] = 10.0,
 ) -> None:
-    """Serve a bundle over HTTP: N instances behind a router. Ctrl-C or SIGTERM finishes what is
-    under way, then ends.
+    """Serve a bundle over HTTP: instances behind a router.
+
+    Ctrl-C or SIGTERM finishes the running requests, then ends.
 
     Example: slipstream serve bundles/ml-1m --instances 2
     """
@@ -132,7 +134,7 @@ def serve(
 
 
 def check_bundle(bundle: Path) -> None:
-    """One sentence now instead of N tracebacks from N instances."""
+    """Refuse what is no bundle before any instance starts."""
     from slipstream.bundle import DESCRIPTION
     from slipstream.files import read_json
 
@@ -145,8 +147,9 @@ def check_bundle(bundle: Path) -> None:
 
 
 def read_keys(key_file: Path | None) -> tuple[str, ...]:
-    """API keys from a file or the environment: never from the command line, where every user of the
-    machine could read them.
+    """Read API keys from a file or the environment.
+
+    They are never taken from the command line, which every user of the machine can read.
     """
     from slipstream.serving.http.limits import Keys
 
@@ -183,7 +186,7 @@ def _numbers(text: str) -> list[int]:
 
 @client.command()
 def health(url: Url = DEFAULT_URL) -> None:
-    """Is the server ready?"""
+    """Check whether the server is ready."""
     from slipstream.serving.supervisor import is_ready
 
     if not is_ready(url):
@@ -201,10 +204,10 @@ def rank(
     ] = False,
 ) -> None:
     """Score candidates for a stored user."""
-    with _open(url) as asked:
+    with _open(url) as connection:
         items = _numbers(candidates)
-        ticket = asked.preinfer(user).ticket if relay else None
-        answer = asked.rank(user, items, ticket=ticket)
+        ticket = connection.preinfer(user).ticket if relay else None
+        answer = connection.rank(user, items, ticket=ticket)
     _show(
         items,
         answer.scores,
@@ -219,9 +222,9 @@ def recommend(
     count: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """The whole cascade for a stored user: retrieve, filter, rank."""
-    with _open(url) as asked:
-        answer = asked.recommend(user, count)
+    """Retrieve, filter and rank items for a stored user."""
+    with _open(url) as connection:
+        answer = connection.recommend(user, count)
     _show(
         answer.items,
         answer.scores,
@@ -256,8 +259,8 @@ def events(
             raise SlipstreamError(
                 f"'{action}' is not an action; write it like click=1,0,1"
             ) from error
-    with _open(url) as asked:
-        total = asked.events(user, ids, times, actions=values).behaviours
+    with _open(url) as connection:
+        total = connection.events(user, ids, times, actions=values).behaviours
     console.print(f"{total} behaviours of {user} are stored")
 
 
@@ -265,9 +268,9 @@ def events(
 def user(
     user: User, limit: Annotated[int, typer.Option(min=0, max=1000)] = 20, url: Url = DEFAULT_URL
 ) -> None:
-    """What is stored of a user."""
-    with _open(url) as asked:
-        answer = asked.user(user, limit)
+    """Show the stored history of a user."""
+    with _open(url) as connection:
+        answer = connection.user(user, limit)
     _show(
         answer.recent.items,
         {"time": [float(t) for t in answer.recent.timestamps], **answer.recent.actions},
@@ -280,9 +283,9 @@ def reload(
     url: Url = DEFAULT_URL,
     version: Annotated[str | None, typer.Option(help="The version expected.")] = None,
 ) -> None:
-    """Let every instance open its bundle's directory again, one after the other."""
-    with _open(url) as asked:
-        answer = asked.reload(version)
+    """Make every instance open its bundle again, one after the other."""
+    with _open(url) as connection:
+        answer = connection.reload(version)
     for name, after in answer.after.items():
         console.print(f"{name}: {answer.before[name]} → {after}")
 
@@ -293,15 +296,15 @@ def drain(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Take an instance out of service: it finishes what it has."""
-    with _open(url) as asked:
-        console.print(f"{asked.drain(instance).draining} is draining")
+    with _open(url) as connection:
+        console.print(f"{connection.drain(instance).draining} is draining")
 
 
 @client.command()
 def metrics(url: Url = DEFAULT_URL) -> None:
-    """Counters and gauges, as Prometheus reads them."""
-    with _open(url) as asked:
-        typer.echo(asked.metrics(), nl=False)
+    """Print counters and gauges in the format of Prometheus."""
+    with _open(url) as connection:
+        typer.echo(connection.metrics(), nl=False)
 
 
 def _show(items: list[int], columns: dict[str, list[float]], caption: str) -> None:

@@ -1,4 +1,7 @@
-"""`slipstream trace RUN`: what every lane of a scheduled run did when, as figures and as a picture."""
+"""`slipstream trace RUN`: what each lane of a scheduled run did when, as figures and as a picture.
+
+Touch this when the table or its wording changes; the figures come from pipeline/trace.py.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +13,6 @@ from rich.table import Table
 from slipstream.errors import SlipstreamError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("trace")(trace)
-
-
 def trace(
     run: Annotated[
         Path, typer.Argument(help="Directory of a run trained with a schedule.", show_default=False)
@@ -22,8 +21,9 @@ def trace(
         int, typer.Option(min=1, max=1000, help="How many of the last steps to draw.")
     ] = 4,
 ) -> None:
-    """Say what hid what in a run's last steps, and draw it: RUN/trace.png. RUN/trace.json opens in
-    Perfetto.
+    """Show what each lane of a run did in its last steps, and draw it.
+
+    The picture is RUN/trace.png. RUN/trace.json opens in Perfetto.
     """
     from slipstream.pipeline.timeline import draw_timeline
     from slipstream.pipeline.trace import read_trace, shares
