@@ -4,7 +4,7 @@
                                                       meanwhile
             ──ranking, `stages` seconds later──▶ the same instance (affinity), or any (affinity off)
 
-Routing is the router's own (serving/router/balancer.py), in this process: a user's instance by hash,
+Routing is the router's own (serving/router/balancer.py), in this process: by hash,
 bounded by outstanding tokens, decided at the first signal and kept by the ticket. Without
 pre-inference there is no signal, and the instance with the least outstanding work ranks. Without
 affinity, signal and ranking go anywhere.

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from slipstream.api import train as train
     from slipstream.data.store import SequenceStore as SequenceStore
     from slipstream.errors import SlipstreamError as SlipstreamError
+    from slipstream.history.user_history import History as History
     from slipstream.serving.engine.engine import Engine as Engine
-    from slipstream.history.user_history import History as Behaviours
     from slipstream.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Public names of a room, loaded when first asked for. Touch this when rooms export in another way."""
+"""Public names of a room, loaded when first used. Touch this to export in another way."""
 
 import importlib
 from collections.abc import Callable, Mapping
