@@ -55,6 +55,7 @@ class FuXiLayer(GatedAttention):
         self.feed_forward = SwiGLU(config)
 
     def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """RMS norm with weights."""
         return rms_norm(x_TD, self.norm_D, eps=EPS)
 
     def forward(

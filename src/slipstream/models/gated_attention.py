@@ -74,6 +74,7 @@ class GatedAttention(Layer):
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Only the keys and values of `attend`, by the same products."""
         _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
         normed_TD = self.norm(x_TD)
         return joined_heads(

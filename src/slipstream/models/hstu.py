@@ -23,6 +23,7 @@ class HSTULayer(GatedAttention):
     operator, gates = staticmethod(hstu_attention), 1
 
     def norm(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Layer norm without weights."""
         return layer_norm(x_TD, eps=EPS)
 
     def forward(

@@ -58,6 +58,7 @@ class SASRecLayer(Layer):
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Only the keys and values of `forward`."""
         # In one product as in `forward`, so that both round alike.
         v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
         return joined_heads(k_TF, v_TF, self.config.heads, view, past)

@@ -116,6 +116,7 @@ class _Writer:
         looks_from: torch.Tensor,
         ids: torch.Tensor,
     ) -> None:
+        """Write tokens `x` with their times and ids at places `at`."""
         self.x_SD = self.x_SD.index_copy(0, at, x)
         self.timestamps_S[at], self.looks_from_S[at], self.ids_S[at] = times, looks_from, ids
 

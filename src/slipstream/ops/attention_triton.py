@@ -127,6 +127,17 @@ def _times(ptr, first, index, length, HAS_TIME: tl.constexpr):
 
 
 @triton.jit
+def _keys(
+    k_ptr, v_ptr, times_ptr, first, index, length, head, heads, key_width, value_width,
+    HAS_TIME: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+):  # fmt: skip
+    """Keys, values and timestamps first + index of one head."""
+    k = _rows(k_ptr, first, index, length, head, heads * key_width, key_width, K)
+    v = _rows(v_ptr, first, index, length, head, heads * value_width, value_width, V)
+    return k, v, _times(times_ptr, first, index, length, HAS_TIME)
+
+
+@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, q_offsets_ptr, k_offsets_ptr, candidates_ptr,
     position_ptr, time_ptr, borders_ptr, q_times_ptr, k_times_ptr,
@@ -150,9 +161,10 @@ def forward_kernel(
         end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
-            k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
-            v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
-            k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
+            k, v, k_time = _keys(
+                k_ptr, v_ptr, k_times_ptr, k0, keys, k_len, head, heads, key_width, value_width,
+                HAS_TIME, K, V,
+            )  # fmt: skip
             seen, score, position, time, _, _ = _tile(
                 q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
                 position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH, CHANNELS,
@@ -201,9 +213,10 @@ def backward_queries_kernel(
         end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
-            k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
-            v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
-            k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
+            k, v, k_time = _keys(
+                k_ptr, v_ptr, k_times_ptr, k0, keys, k_len, head, heads, key_width, value_width,
+                HAS_TIME, K, V,
+            )  # fmt: skip
             seen, score, _, _, place, bucket = _tile(
                 q, k, q_time, k_time, rows, keys, q_len, k_len, candidates, window, scale,
                 position_ptr, time_ptr, borders_ptr, reach, time_entries, SEARCH, CHANNELS,
@@ -252,9 +265,10 @@ def backward_keys_kernel(
     head = tl.program_id(2)
     keys = tl.program_id(0) * N + tl.arange(0, N)
     if tl.program_id(0) * N < k_len:
-        k = _rows(k_ptr, k0, keys, k_len, head, heads * key_width, key_width, K)
-        v = _rows(v_ptr, k0, keys, k_len, head, heads * value_width, value_width, V)
-        k_time = _times(k_times_ptr, k0, keys, k_len, HAS_TIME)
+        k, v, k_time = _keys(
+            k_ptr, v_ptr, k_times_ptr, k0, keys, k_len, head, heads, key_width, value_width,
+            HAS_TIME, K, V,
+        )  # fmt: skip
         grad_k = tl.zeros((N, K), dtype=tl.float32)
         grad_v = tl.zeros((N, V), dtype=tl.float32)
         first = tl.maximum(0, tl.program_id(0) * N - (k_len - q_len)) // N * N

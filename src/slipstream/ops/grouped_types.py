@@ -25,6 +25,7 @@ class TokenGroups:
 
     @property
     def count(self) -> int:
+        """The number of groups."""
         return self.offsets_G1.numel() - 1
 
     @property

@@ -117,6 +117,7 @@ class Signature:
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The kind of each argument."""
         return tuple(kind for kind, _ in self.arguments)
 
 
