@@ -26,7 +26,7 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.ops.allocator import keep_freed_memory
 from slipstream.pipeline import adaptive
 from slipstream.pipeline.clustering import cluster_samples, key_inflation
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import Schedule, make_schedule
 from slipstream.pipeline.trace import Trace, shares
@@ -70,7 +70,7 @@ class Setting:
     warm_up: int = 2
     repeats: int = 5
     check_steps: int = 4
-    variants: tuple[tuple[str, int], ...] = (("synchronous", 1), ("nested", 8))
+    variants: tuple[tuple[str, int], ...] = (("serial", 1), ("nested", 8))
     adaptive: bool = False  # nested chooses its own numbers
     seconds_allowed: int = 400
 
@@ -183,22 +183,22 @@ class Rank:
         work = RecommenderWork(
             recommender, optimizer, lambda: (next(batches), None), steps, ranks=self.ranks
         )
-        peers = Peers(
+        groups = LaneGroups(
             recommender.tables.exchange,
             world=WORLD,
             timeout=timedelta(seconds=self.setting.seconds_allowed),
         )
         if self.setting.link_rate is not None:
-            EmulatedLink(self.setting.link_rate).slow_down(peers)
+            EmulatedLink(self.setting.link_rate).slow_down(groups)
         dist.barrier()
         said: list[str] = []
         trace = Trace()
         options: dict[str, Any] = {"trace": trace, "adapt": said.append if adapt else None}
-        with Pipeline(schedule, work, recommender.tables.tables, peers, **options) as pipeline:
+        with Pipeline(schedule, work, recommender.tables.tables, groups, **options) as pipeline:
             for done in pipeline.steps():
                 if done.step == steps - 1:
                     break
-        peers.close()
+        groups.close()
         return trace, pipeline.schedule, said
 
     def time_variants(self) -> dict[str, Any]:
@@ -289,7 +289,7 @@ class Rank:
         """
         setting, results = self.setting, {}
         for name, micro_batches in dict.fromkeys(
-            [*setting.variants, *(("synchronous", micro) for _, micro in setting.variants)]
+            [*setting.variants, *(("serial", micro) for _, micro in setting.variants)]
         ):
             trained = self.fresh()
             self.run(make_schedule(name, micro_batches=micro_batches), trained, setting.check_steps)
@@ -306,8 +306,8 @@ class Rank:
         found = {}
         for name, micro_batches in setting.variants:
             for label, other in (
-                ("same_cut", f"synchronous {micro_batches}"),
-                ("whole", "synchronous 1"),
+                ("same_cut", f"serial {micro_batches}"),
+                ("whole", "serial 1"),
             ):
                 pairs = zip(results[f"{name} {micro_batches}"], results[other], strict=True)
                 mine = max(

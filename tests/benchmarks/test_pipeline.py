@@ -134,9 +134,9 @@ def peer_losses(rank, world, scratch):
     work = pipeline_rank.RecommenderWork(
         recommender, optimizer, lambda: (next(batches), None), 4, ranks=me.ranks
     )
-    peers, ours = pipeline_rank.Peers(recommender.tables.exchange, world=world), []
+    peers, ours = pipeline_rank.LaneGroups(recommender.tables.exchange, world=world), []
     with pipeline_rank.Pipeline(
-        make_schedule("synchronous"), work, recommender.tables.tables, peers
+        make_schedule("serial"), work, recommender.tables.tables, peers
     ) as steps:
         for done in steps.steps():
             ours.append(done.loss_sum / done.count)

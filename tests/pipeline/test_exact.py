@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.tables.exchange import Exchange
@@ -32,14 +32,14 @@ def long_plain(micro_batches, optimizer="adam"):
 
 def pipelined(schedule, problem, optimizer, tables=None, **options):
     work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
-    with Pipeline(schedule, work, tables, Peers(Exchange(tables)), **options) as pipeline:
+    with Pipeline(schedule, work, tables, LaneGroups(Exchange(tables)), **options) as pipeline:
         steps = [done.step for done in pipeline.steps()]
     assert steps == list(range(problem.steps))
     return outcome(work, tables)
 
 
 @pytest.mark.parametrize("micro_batches", (1, 2, 4, 8))
-@pytest.mark.parametrize("name", ("synchronous", "dual_buffer", "frozen_window", "nested"))
+@pytest.mark.parametrize("name", ("serial", "dual_buffer", "frozen_window", "nested"))
 def test_a_schedule_without_staleness_equals_the_plain_loop_bit_for_bit(name, micro_batches):
     found = pipelined(make_schedule(name, micro_batches=micro_batches), LONG, OPTIMIZERS["adam"])
     assert not differences(found, long_plain(micro_batches))
@@ -60,15 +60,15 @@ def test_cutting_changes_nothing_but_rounding():
     assert 0 < max(differences(cut, whole).values()) < 1e-9
 
 
-@pytest.mark.parametrize(("name", "micro_batches"), (("synchronous", 1), ("nested", 4)))
+@pytest.mark.parametrize(("name", "micro_batches"), (("serial", 1), ("nested", 4)))
 def test_a_lane_to_a_device_changes_nothing(name, micro_batches):
     problem, tables = Problem(steps=40), make_tables(Problem(steps=40), OPTIMIZERS["adam"])
     work = SmallWork(problem, has_device=True)
     with Pipeline(
-        make_schedule(name, micro_batches=micro_batches), work, tables, Peers(Exchange(tables))
+        make_schedule(name, micro_batches=micro_batches), work, tables, LaneGroups(Exchange(tables))
     ) as pipeline:
         assert len(list(pipeline.steps())) == problem.steps
-    assert work.carried == problem.steps * micro_batches
+    assert work.transferred == problem.steps * micro_batches
     assert not differences(
         outcome(work, tables), plain_outcome(problem, OPTIMIZERS["adam"], micro_batches)
     )
@@ -134,7 +134,7 @@ def test_staleness_begins_after_the_synchronous_steps(name, staleness, synchrono
 def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
     problem = Problem(steps=40)
     schedule = make_schedule(name, staleness=staleness, synchronous_steps=9)
-    work, tables, earlier, first = (
+    work, tables, stale_rows, first = (
         SmallWork(problem),
         make_tables(problem, OPTIMIZERS["adam"]),
         {},
@@ -151,12 +151,12 @@ def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
     ):  # in the warm-up, at its end, again before the staleness is full, and later
         work.taken = first
         with Pipeline(
-            schedule, work, tables, Peers(Exchange(tables)), first_step=first, earlier=earlier
+            schedule, work, tables, LaneGroups(Exchange(tables)), first_step=first, stale_rows=stale_rows
         ) as pipeline:
             for done in pipeline.steps():
                 if done.step == stop - 1:
                     with pipeline.settled():
-                        earlier = pipeline.moved()
+                        stale_rows = pipeline.stale_rows()
                     break
         first = stop
     expected = stale_loop(problem, OPTIMIZERS["adam"], staleness, 1, 9)
@@ -169,7 +169,7 @@ def test_what_a_stopped_run_must_remember_matters():
     for stop in (10, 20):
         work.taken = first
         with Pipeline(
-            make_schedule("semi_async"), work, tables, Peers(Exchange(tables)), first_step=first
+            make_schedule("semi_async"), work, tables, LaneGroups(Exchange(tables)), first_step=first
         ) as pipeline:
             for done in pipeline.steps():
                 if done.step == stop - 1:

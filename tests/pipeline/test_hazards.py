@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.pipeline import executor as engine
 from slipstream.pipeline import hazards
 from slipstream.pipeline.buffers import RowBuffer
+from slipstream.pipeline.executor import Executor
 from slipstream.pipeline.hazards import Sources, Task, copied_from, problems, sources
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import (
@@ -88,19 +88,19 @@ def test_every_number_of_buffers_keeps_the_promise(ahead):
         (UNORDERED, "retrieval does not wait for the write-back of 2 steps earlier"),
         (
             early(without(NESTED, "synchronise", "update"), "synchronise"),
-            "rows moved 1 steps earlier are not copied before they are lent",
+            "rows updated 1 steps earlier are not copied before they are read",
         ),
         (
             without(NESTED, "answer", "synchronise"),
-            "rows moved 1 steps earlier are not copied before they are lent",
+            "rows updated 1 steps earlier are not copied before they are read",
         ),
-        (without(NESTED, "write", "update"), "rows are written back before they are moved"),
-        (without(SEMI_ASYNC, "refresh", "answer"), "rows are copied while they are being lent"),
+        (without(NESTED, "write", "update"), "rows are written back before they are updated"),
+        (without(SEMI_ASYNC, "refresh", "answer"), "rows are copied while they are being read"),
         (
-            on_lane(without(SEMI_ASYNC, "move", "refresh"), "refresh", Lane.LOADER),
-            "rows moved 1 steps earlier are not copied before they are moved again",
+            on_lane(without(SEMI_ASYNC, "update_rows", "refresh"), "refresh", Lane.LOADER),
+            "rows updated 1 steps earlier are not copied before the next update",
         ),
-        (without(SEMI_ASYNC, "move", "update"), "rows are moved before the step is certain"),
+        (without(SEMI_ASYNC, "update_rows", "update"), "rows are updated before the step is certain"),
         (
             without(on_lane(SIX_STAGE, "write", Lane.LOADER), "retrieve", "write"),
             "retrieval does not wait for the write-back of 2 steps earlier",
@@ -129,7 +129,7 @@ def test_a_schedule_that_waits_for_itself_is_named():
 
 def test_the_engine_refuses_a_schedule_that_breaks_its_promise():
     with pytest.raises(ValueError, match="does not keep its promise: retrieval does not wait"):
-        engine.Engine(UNORDERED, {})
+        Executor(UNORDERED, {})
 
 
 def test_sources_name_the_newest_holder_of_every_key():
@@ -257,6 +257,6 @@ def test_unknown_or_impossible_schedules_are_refused_in_words():
     with pytest.raises(SlipstreamError, match="at least one micro-batch"):
         make_schedule("nested", micro_batches=0)
     with pytest.raises(SlipstreamError, match="cannot work 1 buffers ahead"):
-        make_schedule("synchronous", buffers_ahead=1)
+        make_schedule("serial", buffers_ahead=1)
     with pytest.raises(SlipstreamError, match="staleness 1"):
         make_schedule("nested", staleness=1)

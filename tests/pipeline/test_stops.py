@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.errors import SlipstreamError
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import SCHEDULES, make_schedule
 from slipstream.pipeline.trace import Trace
@@ -45,7 +45,7 @@ def start(name, problem=PROBLEM, **options):
         work,
         tables,
         Pipeline(
-            make_schedule(name, micro_batches=2), work, tables, Peers(Exchange(tables)), **options
+            make_schedule(name, micro_batches=2), work, tables, LaneGroups(Exchange(tables)), **options
         ),
     )
 
@@ -56,7 +56,7 @@ class Failed(Exception):
 
 STAGES = [
     (name, stage.name)
-    for name in ("nested", "semi_async", "six_stage", "synchronous")
+    for name in ("nested", "semi_async", "six_stage", "serial")
     for stage in SCHEDULES[name].stages
 ]
 
@@ -166,19 +166,19 @@ def test_what_a_schedule_would_change_silently_is_refused():
     with pytest.raises(
         SlipstreamError, match=r"loss 'in_batch' mixes its samples.*use schedule=dual_buffer"
     ):
-        Pipeline(make_schedule("nested"), mixing, tables, Peers(Exchange(tables)))
-    Pipeline(make_schedule("dual_buffer"), mixing, tables, Peers(Exchange(tables)))
+        Pipeline(make_schedule("nested"), mixing, tables, LaneGroups(Exchange(tables)))
+    Pipeline(make_schedule("dual_buffer"), mixing, tables, LaneGroups(Exchange(tables)))
     dense = make_tables(PROBLEM, DenseAdamW())
     with pytest.raises(
         SlipstreamError,
-        match=r"moves rows that no batch touched; use tables.optimizer=rowwise_adam",
+        match=r"updates rows that no batch touched; use tables.optimizer=rowwise_adam",
     ):
-        Pipeline(make_schedule("dual_buffer"), SmallWork(PROBLEM), dense, Peers(Exchange(dense)))
+        Pipeline(make_schedule("dual_buffer"), SmallWork(PROBLEM), dense, LaneGroups(Exchange(dense)))
 
 
 CHILD = """
     import sys, time
-    from test_pipeline_stops import *
+    from tests.pipeline.test_stops import *
 
     work, tables, pipeline = start("nested", Problem(steps=10**6, samples=4))
     try:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.tables.exchange import Exchange
@@ -43,7 +43,7 @@ def test_every_tier_ends_with_the_bits_of_the_plain_loop(tier, schedule, tmp_pat
     directory = tmp_path if "disk" in tier else None
     tables, work = tables_of(tier.split()[0], directory), SmallWork(PROBLEM)
     with Pipeline(
-        make_schedule(schedule, micro_batches=2), work, tables, Peers(Exchange(tables))
+        make_schedule(schedule, micro_batches=2), work, tables, LaneGroups(Exchange(tables))
     ) as pipeline:
         assert sum(1 for _ in pipeline.steps()) == PROBLEM.steps
     expected = plain_outcome(PROBLEM, OPTIMIZERS["adam"], 2)
@@ -58,7 +58,7 @@ def test_every_tier_ends_with_the_bits_of_the_plain_loop(tier, schedule, tmp_pat
 def test_a_table_that_forgets_is_refused_where_rows_are_read_ahead():
     tables = tables_of("hashed", None, max_rows=8)
     with pytest.raises(SlipstreamError, match="may forget rows"):
-        Pipeline(make_schedule("nested"), SmallWork(PROBLEM), tables, Peers(Exchange(tables)))
+        Pipeline(make_schedule("nested"), SmallWork(PROBLEM), tables, LaneGroups(Exchange(tables)))
 
 
 def test_ids_beyond_any_float_keep_their_rows():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.pipeline.work import Micro
+from slipstream.pipeline.work import MicroBatch
 from slipstream.tables.collection import add
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Exchange
@@ -70,7 +70,7 @@ class SmallWork:
     problem: Problem
     mixes_samples: str | None = None
     has_device: bool = False
-    carried: int = 0
+    transferred: int = 0
     fails: tuple[str, int] | None = None  # (method, step) that raises
     taken: int = 0
     matrix: torch.nn.Parameter = field(init=False)
@@ -89,24 +89,24 @@ class SmallWork:
         self.taken += 1
         return self.problem.batch(self.taken - 1)
 
-    def cut(self, batch: Any, step: int, micro_batches: int) -> list[Micro]:
+    def cut(self, batch: Any, step: int, micro_batches: int) -> list[MicroBatch]:
         if batch is None:
             nothing = torch.empty(0, dtype=torch.int64)
-            return [Micro({"item": [nothing], "user": [nothing]}, 0)] * micro_batches
+            return [MicroBatch({"item": [nothing], "user": [nothing]}, 0)] * micro_batches
         parts = []
         for part in range(micro_batches):
             chosen = slice(part, None, micro_batches)
             content = {name: value[chosen] for name, value in batch.items()}
             count = content["users"].numel()
             keys = {"item": [content["items"]], "user": [content["users"]]}
-            parts.append(Micro(keys, count, content if count else None))
+            parts.append(MicroBatch(keys, count, content if count else None))
         return parts
 
-    def carry(self, micro: Micro, lookups: Any) -> Micro:
-        self.carried += 1
+    def transfer(self, micro: MicroBatch, lookups: Any) -> MicroBatch:
+        self.transferred += 1
         return micro
 
-    def loss(self, micro: Micro, step: int, lookups: Any) -> torch.Tensor:
+    def loss(self, micro: MicroBatch, step: int, lookups: Any) -> torch.Tensor:
         if self.fails == ("loss", step):
             raise ArithmeticError("the loss failed")
         items_SLD = lookups["item"].rows_UD[lookups["item"].inverses[0]]
@@ -163,7 +163,7 @@ def plain_loop(
     tables: dict[str, Any] | None = None,
     together: Together | None = None,
     data_steps: int | None = None,
-    lend: Any = None,
+    read_rows: Any = None,
 ) -> tuple[SmallWork, dict[str, Any]]:
     """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on
     with empty batches.
@@ -173,23 +173,23 @@ def plain_loop(
     exchange = together.exchange
     for step in range(problem.steps):
         batch = work.next_batch() if data_steps is None or step < data_steps else None
-        micros, lent = work.cut(batch, step, micro_batches), []
+        micros, lookups_of = work.cut(batch, step, micro_batches), []
         count = sum(micro.count for micro in micros)
         if together.everybody is not None:
             count = int(together.everybody.sum_(torch.tensor([count]))[0])
         rows_of = (
-            (lambda name, owned: tables[name].gather(owned)) if lend is None else lend(step, tables)
+            (lambda name, owned: tables[name].gather(owned)) if read_rows is None else read_rows(step, tables)
         )
         for micro in micros:
             route = exchange.route(micro.keys)
-            lent.append(
+            lookups_of.append(
                 exchange.answer(
                     route, {name: rows_of(name, owned) for name, owned in route.owned.items()}
                 )
             )
             if micro.content is not None:
-                (work.loss(micro, step, lent[-1]) / count).backward()
-        collected = add([exchange.collect(lookups.route, lookups) for lookups in lent])
+                (work.loss(micro, step, lookups_of[-1]) / count).backward()
+        collected = add([exchange.collect(lookups.route, lookups) for lookups in lookups_of])
         if together.replicas is not None:
             collected = together.replicas.before_update(collected)
         for name, (keys, grads) in collected.items():
@@ -206,8 +206,9 @@ def plain_outcome(
 
 
 def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank: int = 0) -> Any:
-    """For `plain_loop`: lend rows as they were before step t - staleness; none older than step
-    `synchronous_steps`.
+    """Read rows for `plain_loop` as they were before step t - staleness.
+
+    None is older than step `synchronous_steps`.
     """
     snapshots: list[dict[str, torch.Tensor]] = []
     keys = {
@@ -215,12 +216,12 @@ def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank:
         for name, rows in ROWS.items()
     }
 
-    def lend(step: int, tables: dict[str, Any]) -> Any:
+    def read_rows(step: int, tables: dict[str, Any]) -> Any:
         snapshots.append({name: table.gather(keys[name]) for name, table in tables.items()})
         old = snapshots[max(min(step, synchronous_steps), step - staleness)]
         return lambda name, owned: old[name][torch.searchsorted(keys[name], owned)]
 
-    return lend
+    return read_rows
 
 
 def stale_loop(
@@ -231,7 +232,7 @@ def stale_loop(
     synchronous_steps: int = 0,
 ) -> dict[str, Any]:
     return plain_outcome(
-        problem, optimizer, micro_batches, lend=older_rows(staleness, synchronous_steps)
+        problem, optimizer, micro_batches, read_rows=older_rows(staleness, synchronous_steps)
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.tables.communicator import Communicator
@@ -63,16 +63,16 @@ def check_equal(rank, world, replicas, cases, steps):
                 SmallWork(problem),
                 make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards),
             )
-            peers = Peers(
+            groups = LaneGroups(
                 Exchange(tables, shard_group if shards > 1 else None),
                 world=world,
                 replicas=replicas,
             )
             with Pipeline(
-                make_schedule(name, micro_batches=micro_batches), work, tables, peers
+                make_schedule(name, micro_batches=micro_batches), work, tables, groups
             ) as pipeline:
                 counts = [done.count for done in pipeline.steps()]
-            peers.close()
+            groups.close()
             assert len(counts) == steps and counts[0] == 6 * world and counts[-1] == 6 * (world - 1)
             found[f"{name} {micro_batches}"] = differences(
                 outcome(work, tables, shards, rank % shards), expected
@@ -84,7 +84,7 @@ def check_equal(rank, world, replicas, cases, steps):
     ("world", "replicas", "cases", "steps"),
     [
         (2, 1, [["dual_buffer", 1], ["frozen_window", 2], ["nested", 4]], 200),
-        (2, 1, [["synchronous", 2], ["nested", 2], ["nested", 8]], 200),
+        (2, 1, [["serial", 2], ["nested", 2], ["nested", 8]], 200),
         (2, 2, [["nested", 2]], 60),
         (4, 1, [["nested", 2], ["dual_buffer", 1]], 40),
         (4, 2, [["nested", 2], ["frozen_window", 2]], 40),
@@ -113,16 +113,16 @@ def check_stale(rank, world, replicas, cases, steps):
         together = Together(
             Exchange(tables, shard_group if shards > 1 else None), everybody, copies
         )
-        lend = older_rows(staleness, synchronous_steps, shards, rank % shards)
+        read_rows = older_rows(staleness, synchronous_steps, shards, rank % shards)
         work = plain_loop(
-            longer, OPTIMIZERS["adam"], micro_batches, tables, together, problem.steps, lend
+            longer, OPTIMIZERS["adam"], micro_batches, tables, together, problem.steps, read_rows
         )[0]
         expected = outcome(work, tables, shards, rank % shards)
         work, tables = (
             SmallWork(problem),
             make_tables(problem, OPTIMIZERS["adam"], world=shards, rank=rank % shards),
         )
-        peers = Peers(
+        groups = LaneGroups(
             Exchange(tables, shard_group if shards > 1 else None), world=world, replicas=replicas
         )
         schedule = make_schedule(
@@ -131,9 +131,9 @@ def check_stale(rank, world, replicas, cases, steps):
             synchronous_steps=synchronous_steps,
             micro_batches=micro_batches,
         )
-        with Pipeline(schedule, work, tables, peers) as pipeline:
+        with Pipeline(schedule, work, tables, groups) as pipeline:
             assert sum(1 for _ in pipeline.steps()) == steps
-        peers.close()
+        groups.close()
         found[f"{name} {staleness}"] = differences(
             outcome(work, tables, shards, rank % shards), expected
         )
@@ -170,10 +170,10 @@ def stop_at(rank, world, how):
     problem = Problem(steps=10_000, samples=4, rank=rank)
     tables = make_tables(problem, OPTIMIZERS["adam"], world=world, rank=rank)
     work = SmallWork(problem, fails=("loss", 20) if how == "error" and rank == 1 else None)
-    peers = Peers(Exchange(tables, dist.new_group(list(range(world)))), world=world)
+    groups = LaneGroups(Exchange(tables, dist.new_group(list(range(world)))), world=world)
     began, ended, steps = time.monotonic(), "nothing", 0
     try:
-        with Pipeline(make_schedule("nested", micro_batches=2), work, tables, peers) as pipeline:
+        with Pipeline(make_schedule("nested", micro_batches=2), work, tables, groups) as pipeline:
             for done in pipeline.steps():
                 steps, began = done.step, time.monotonic()
                 if how == "break" and done.step == 20:

@@ -167,5 +167,5 @@ def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
 
 def test_a_dense_table_rule_is_refused(store, tmp_path):
     recipe = small_recipe(tables={"optimizer": "adamw"}, train={"schedule": "nested"})
-    with pytest.raises(SlipstreamError, match="moves rows that no batch touched"):
+    with pytest.raises(SlipstreamError, match="updates rows that no batch touched"):
         train(recipe, store, tmp_path / "run", quiet=True)
