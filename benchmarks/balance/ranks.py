@@ -82,7 +82,8 @@ def gradient_of_sum(recommender: Recommender, batch: JaggedBatch, step: int) -> 
     """The dense gradient of the batch's summed loss, flat, with the count of its supervised tokens
     at the end.
     """
-    loss, count = recommender.loss_sum(batch, step)
+    plan = recommender.plan_step(batch, step)
+    loss, count = recommender.loss(recommender.read(plan)), plan.count
     loss.backward()
     parameters = list(recommender.model.parameters())
     parts = [

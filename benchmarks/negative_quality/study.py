@@ -95,9 +95,10 @@ def only_negatives(recommender: Recommender, batch: Any, step: int) -> int:
     """Rows a step must fetch that neither the history nor the targets need: what negatives cost in
     lookups and on the wire.
     """
-    inputs, targets, *rest = recommender.plan_step(batch, step).keys[ITEM]
-    needed = torch.cat([inputs, targets]).unique()
-    drawn = torch.cat([keys.flatten() for keys in rest]).unique()
+    keys = recommender.plan_step(batch, step).keys[ITEM]
+    assert keys.targets is not None and keys.negatives is not None
+    needed = torch.cat([keys.inputs, keys.targets]).unique()
+    drawn = keys.negatives.unique()
     return int((~torch.isin(drawn, needed)).sum())
 
 

@@ -135,7 +135,7 @@ def sharing_rows(
 
 def looked_up(step: JaggedStep, batch: Any) -> int:
     """Item keys a step asks its tables for, repeats counted."""
-    return sum(keys.numel() for keys in step.recommender.plan_step(batch, 0).keys[ITEM])
+    return sum(keys.numel() for keys in step.recommender.plan_step(batch, 0).key_lists()[ITEM])
 
 
 def byte_rows(lengths: list[int], items: int, negatives: int) -> tuple[list[Row], dict[str, float]]:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from benchmarks.pipeline.link import EmulatedLink
 from benchmarks.pipeline.torchrec_pipeline import TorchRecPipeline
 from slipstream.data.batch import JaggedBatch
+from slipstream.data.loader import LoadedBatch, Position
 from slipstream.ops.allocator import keep_freed_memory
 from slipstream.pipeline import adaptive
 from slipstream.pipeline.clustering import cluster_samples, key_inflation
@@ -47,6 +48,7 @@ from slipstream.training.scheduled import RecommenderWork
 WORLD, SEED = 2, 3
 PEER = "TorchRec's sparse-dist pipeline"
 START = 1_600_000_000
+BEGIN = Position({}, 0, False)  # batches go round in a circle, nothing is resumed
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,11 @@ class Rank:
         recommender, optimizer = trained
         batches = itertools.cycle(self.batches)
         work = RecommenderWork(
-            recommender, optimizer, lambda: (next(batches), None), steps, ranks=self.ranks
+            recommender,
+            optimizer,
+            lambda: LoadedBatch(next(batches), BEGIN),
+            steps,
+            ranks=self.ranks,
         )
         groups = LaneGroups(
             recommender.tables.exchange,

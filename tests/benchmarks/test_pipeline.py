@@ -132,7 +132,7 @@ def peer_losses(rank, world, scratch):
     recommender, optimizer = me.fresh()
     batches = iter(me.batches)
     work = pipeline_rank.RecommenderWork(
-        recommender, optimizer, lambda: (next(batches), None), 4, ranks=me.ranks
+        recommender, optimizer, lambda: pipeline_rank.LoadedBatch(next(batches), pipeline_rank.BEGIN), 4, ranks=me.ranks
     )
     peers, ours = pipeline_rank.LaneGroups(recommender.tables.exchange, world=world), []
     with pipeline_rank.Pipeline(

@@ -151,7 +151,12 @@ def test_a_stale_run_that_was_stopped_goes_on_bit_for_bit(name, staleness):
     ):  # in the warm-up, at its end, again before the staleness is full, and later
         work.taken = first
         with Pipeline(
-            schedule, work, tables, LaneGroups(Exchange(tables)), first_step=first, stale_rows=stale_rows
+            schedule,
+            work,
+            tables,
+            LaneGroups(Exchange(tables)),
+            first_step=first,
+            stale_rows=stale_rows,
         ) as pipeline:
             for done in pipeline.steps():
                 if done.step == stop - 1:
@@ -169,7 +174,11 @@ def test_what_a_stopped_run_must_remember_matters():
     for stop in (10, 20):
         work.taken = first
         with Pipeline(
-            make_schedule("semi_async"), work, tables, LaneGroups(Exchange(tables)), first_step=first
+            make_schedule("semi_async"),
+            work,
+            tables,
+            LaneGroups(Exchange(tables)),
+            first_step=first,
         ) as pipeline:
             for done in pipeline.steps():
                 if done.step == stop - 1:

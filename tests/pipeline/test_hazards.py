@@ -100,7 +100,10 @@ def test_every_number_of_buffers_keeps_the_promise(ahead):
             on_lane(without(SEMI_ASYNC, "update_rows", "refresh"), "refresh", Lane.LOADER),
             "rows updated 1 steps earlier are not copied before the next update",
         ),
-        (without(SEMI_ASYNC, "update_rows", "update"), "rows are updated before the step is certain"),
+        (
+            without(SEMI_ASYNC, "update_rows", "update"),
+            "rows are updated before the step is certain",
+        ),
         (
             without(on_lane(SIX_STAGE, "write", Lane.LOADER), "retrieve", "write"),
             "retrieval does not wait for the write-back of 2 steps earlier",

@@ -45,7 +45,11 @@ def start(name, problem=PROBLEM, **options):
         work,
         tables,
         Pipeline(
-            make_schedule(name, micro_batches=2), work, tables, LaneGroups(Exchange(tables)), **options
+            make_schedule(name, micro_batches=2),
+            work,
+            tables,
+            LaneGroups(Exchange(tables)),
+            **options,
         ),
     )
 
@@ -173,7 +177,9 @@ def test_what_a_schedule_would_change_silently_is_refused():
         SlipstreamError,
         match=r"updates rows that no batch touched; use tables.optimizer=rowwise_adam",
     ):
-        Pipeline(make_schedule("dual_buffer"), SmallWork(PROBLEM), dense, LaneGroups(Exchange(dense)))
+        Pipeline(
+            make_schedule("dual_buffer"), SmallWork(PROBLEM), dense, LaneGroups(Exchange(dense))
+        )
 
 
 CHILD = """

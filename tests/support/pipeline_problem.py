@@ -178,7 +178,9 @@ def plain_loop(
         if together.everybody is not None:
             count = int(together.everybody.sum_(torch.tensor([count]))[0])
         rows_of = (
-            (lambda name, owned: tables[name].gather(owned)) if read_rows is None else read_rows(step, tables)
+            (lambda name, owned: tables[name].gather(owned))
+            if read_rows is None
+            else read_rows(step, tables)
         )
         for micro in micros:
             route = exchange.route(micro.keys)

@@ -10,6 +10,8 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore, write_store
 from slipstream.training.recipe import Recipe
+from slipstream.training.recommender import Recommender
+from slipstream.training.step import StepInputs
 
 
 def codes(values: np.ndarray, cardinality: int) -> pa.Array:
@@ -79,6 +81,16 @@ def small_recipe(**changes: Any) -> Recipe:
             else value
         )
     return Recipe.model_validate(content)
+
+
+def read_step(recommender: Recommender, batch: JaggedBatch, step: int) -> StepInputs:
+    """Plan a step over a batch and read its rows."""
+    return recommender.read(recommender.plan_step(batch, step))
+
+
+def loss_of(recommender: Recommender, batch: JaggedBatch, step: int) -> torch.Tensor:
+    """The loss of a step over a batch, summed."""
+    return recommender.loss(read_step(recommender, batch, step))
 
 
 def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:

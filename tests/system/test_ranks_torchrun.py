@@ -180,7 +180,7 @@ def test_wrong_meshes_and_strangers_end_all_ranks(scratch, undisturbed):
             "mesh 2x2 needs 4 ranks, but 2 were started",
         ],
         [
-            "ToldByFirstRank",
+            "OtherRankError",
             "holds a run of another recipe ('small')",
             "mesh 2x2 needs 4 ranks, but 2 were started",
         ],

@@ -14,7 +14,7 @@ import torch
 from slipstream.errors import SlipstreamError
 from slipstream.training.device import HOST, DeviceTransfer, find_device, group_backend, tensors_in
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     }
     command = [
         sys.executable,
-        str(HERE / "train_on_stand_in.py"),
+        str(SUPPORT / "train_on_stand_in.py"),
         str(tmp_path_factory.mktemp("device")),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
@@ -66,13 +66,13 @@ def test_without_an_accelerator_the_host_serves(monkeypatch: pytest.MonkeyPatch)
         find_device("cuda")
 
 
-def test_on_the_host_nothing_is_carried() -> None:
-    carrier, rows_UD = DeviceTransfer(HOST), torch.ones(3, 2, requires_grad=True)
-    assert carrier.move(rows_UD) is rows_UD
-    with carrier.ahead_of_compute():
-        carried = carrier.mark({"rows": [rows_UD]})
-    assert carrier.receive(carried)["rows"][0] is rows_UD
-    assert list(tensors_in(carried)) == [rows_UD]
+def test_on_the_host_nothing_is_copied() -> None:
+    transfer, rows_UD = DeviceTransfer(HOST), torch.ones(3, 2, requires_grad=True)
+    assert transfer.copy(rows_UD) is rows_UD
+    with transfer.ahead_of_compute():
+        copied = transfer.mark({"rows": [rows_UD]})
+    assert transfer.receive(copied)["rows"][0] is rows_UD
+    assert list(tensors_in(copied)) == [rows_UD]
 
 
 def test_host_tensors_always_travel_by_gloo() -> None:

@@ -18,7 +18,7 @@ from slipstream.training.negative_fetch import SegmentedStep
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import loss_of, small_recipe, small_store
 
 SEGMENT = 4096  # bytes: 64 rows of 8 doubles, 128 rows of 8 floats
 ITEMS = 900
@@ -43,7 +43,8 @@ def train(ours, store, steps=3):
     sampler = TrainingSampler(store, ours.recipe.sampler, split=ours.recipe.split, seed=1)
     optimizer = make_adamw(ours.model, ours.recipe.optimizer)
     return [
-        train_step(ours, optimizer, sampler.next_batch(), step, 100)[0] for step in range(steps)
+        train_step(ours, optimizer, sampler.next_batch(), step, 100).loss_sum
+        for step in range(steps)
     ]
 
 
@@ -96,7 +97,7 @@ def test_compiled_segments_give_the_bits_of_one_segment(store, options):
     one = recommender(store, torch.float32, fetch="segmented", segment_bytes=1 << 24, **options)
     cut = recommender(store, torch.float32, fetch="segmented", segment_bytes=SEGMENT, **options)
     batch = TrainingSampler(store, one.recipe.sampler, seed=1).next_batch()
-    losses = [each.loss_sum(batch, 0, each.gather(batch, 0))[0] for each in (one, cut)]
+    losses = [loss_of(each, batch, 0) for each in (one, cut)]
     assert torch.equal(*losses)
     for each in (one, cut):
         train(each, store)
@@ -223,10 +224,9 @@ def check_ranks(rank, world, directory, options):
         mine = batch.take(
             users[rank::world] if step != 1 else users[:1] if rank else users[1:]
         )  # the second step is uneven
-        expected = train_step(alone, optimizers[0], batch, step, 100)[0]
-        losses.append(
-            [ranks.sum([train_step(shared, optimizers[1], mine, step, 100, ranks)[0]])[0], expected]
-        )
+        expected = train_step(alone, optimizers[0], batch, step, 100).loss_sum
+        found = train_step(shared, optimizers[1], mine, step, 100, ranks).loss_sum
+        losses.append([found, expected])
     keys = torch.arange(ITEMS)
     keys = keys[Placement(world).owner_of(keys) == rank]
     rows = [each.tables["item"].read(keys) for each in (alone, shared)]

@@ -13,7 +13,7 @@ from slipstream.tables.row_optimizers import RowwiseAdagrad
 from slipstream.tables.transport import half_rounded
 from slipstream.training.recommender import Recommender
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import small_recipe, small_store, users_of
+from tests.support.training_fixtures import loss_of, small_recipe, small_store, users_of
 
 ROWS, WIDTH = 3000, 16
 
@@ -95,10 +95,10 @@ def test_only_valid_positions_have_negatives(tmp_path):
     batch = TrainingSampler(
         store, ours.recipe.sampler, seed=1, split=ours.recipe.split
     ).next_batch()
-    wanted = ours.plan_step(batch, 0)
+    plan = ours.plan_step(batch, 0)
     valid = int((batch.next_items_T >= 0).sum())
     padded = batch.num_users * int(batch.lengths_B.max())
-    assert wanted.keys["item"][2].shape == (valid, 5) and valid < padded
+    assert plan.keys["item"].negatives.shape == (valid, 5) and valid < padded
 
 
 def test_every_use_as_a_negative_is_rounded_so_that_a_cut_changes_nothing(tmp_path):
@@ -113,8 +113,8 @@ def test_every_use_as_a_negative_is_rounded_so_that_a_cut_changes_nothing(tmp_pa
         )
         ours = Recommender.build(recipe, store, dtype=torch.float64)
         batch = TrainingSampler(store, recipe.sampler, seed=1, split=recipe.split).next_batch()
-        whole = ours.loss_sum(batch, 4)[0]
-        parts = [ours.loss_sum(users_of(batch, users), 4)[0] for users in ([0, 3], [1, 2, 4, 5])]
+        whole = loss_of(ours, batch, 4)
+        parts = [loss_of(ours, users_of(batch, users), 4) for users in ([0, 3], [1, 2, 4, 5])]
         assert torch.allclose(whole, sum(parts), rtol=1e-12)
         losses[precision] = float(whole.detach())
     assert losses["fp16"] != losses["fp32"] and abs(losses["fp16"] / losses["fp32"] - 1) < 1e-3

@@ -76,11 +76,9 @@ class JaggedStep:
 
     def __call__(self, batch: JaggedBatch) -> float:
         """One step; the mean loss before it."""
-        loss, count = train_step(
-            self.recommender, self.optimizer, batch, self.steps_done, 1_000_000
-        )
+        result = train_step(self.recommender, self.optimizer, batch, self.steps_done, 1_000_000)
         self.steps_done += 1
-        return loss / max(count, 1)
+        return result.loss_sum / max(result.count, 1)
 
 
 def take_users(batch: JaggedBatch, users: np.ndarray) -> JaggedBatch:

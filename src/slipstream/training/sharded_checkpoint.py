@@ -218,7 +218,7 @@ def save_sharded(
             ]
         except (OSError, SlipstreamError) as error:
             failure = error
-    ranks.all_did(failure)
+    ranks.fail_together(failure)
     group, rank = (None, 0) if ranks.everybody is None else (ranks.everybody.group, ranks.rank)
     counts = [part.keys.numel() for part in parts] if parts else [0] * len(tables)
     counts_WC = (

@@ -1,9 +1,8 @@
-"""What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard
-events.
+"""What a run shows while it runs: a progress line, metrics as JSON lines, TensorBoard events.
 
 Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never
 flatters. MFU is the model's FLOPs divided by (time x the matrix-multiply peak measured here, with
-the same threads, at the start). Only rank 0 speaks.
+the same threads, at the start). Only rank 0 prints. Touch this to show or log something more.
 """
 
 import json
@@ -194,10 +193,10 @@ class ProgressLine:
             )
         elif now or time.monotonic() - self._last_plain >= _PLAIN_SECONDS:
             self._last_plain = time.monotonic()
-            self.say(f"{title} {100 * done // max(total, 1)} %  {figures}")
+            self.print(f"{title} {100 * done // max(total, 1)} %  {figures}")
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
         if not self.quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
