@@ -13,7 +13,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.pipeline.trace import read_trace
 from slipstream.tables.slices import Placement
 from slipstream.training import checkpoint, loop
-from slipstream.training.ranks import Ranks
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import trained_digest
 from slipstream.training.run import train
 from slipstream.training.scheduled import load_stale_rows, recipe_schedule, stale_row_files
@@ -165,7 +165,17 @@ def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
             assert torch.equal(found_keys, keys[mine]) and torch.equal(found_weights, weights[mine])
 
 
-def test_a_dense_table_rule_is_refused(store, tmp_path):
+def test_stale_rows_of_earlier_checkpoints_still_load(tmp_path):
+    rows = {7: {"item": (torch.arange(4), torch.arange(8.0).view(4, 2))}}
+    ((name, tensors),) = stale_row_files(rows, ALONE).items()
+    assert name == "stale-rows-00000.safetensors"
+    checkpoint.write_tensors(tmp_path / "moved-00000.safetensors", tensors)
+    found_keys, found_weights = load_stale_rows(tmp_path, ALONE)[7]["item"]
+    assert torch.equal(found_keys, rows[7]["item"][0])
+    assert torch.equal(found_weights, rows[7]["item"][1])
+
+
+def test_a_table_optimizer_that_updates_all_rows_is_refused(store, tmp_path):
     recipe = small_recipe(tables={"optimizer": "adamw"}, train={"schedule": "nested"})
     with pytest.raises(SlipstreamError, match="updates rows that no batch touched"):
         train(recipe, store, tmp_path / "run", quiet=True)
