@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from slipstream.errors import SlipstreamError
 from slipstream.tables.communicator import Communicator
 from slipstream.training.device import HOST, group_backend
-from slipstream.training.watch import Watch
+from slipstream.training.watch import Watch, is_connection_failure
 
 T = TypeVar("T")
 
@@ -197,8 +197,7 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A restarted job may meet in the store of the one before: what that one left there must not be
-    # read.
+    # A restarted job may meet in the store of the one before: it must not read what that one left.
     store = dist.PrefixStore(
         f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store
     )
@@ -209,19 +208,16 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
         yield arrange(mesh, timeout)
     except SlipstreamError as error:
         if not isinstance(error, OtherRankError):
-            watch.report(str(error))
-        raise
-    except RuntimeError as error:
-        if (sentence := watch.who_is_lost()) is not None:
-            raise SlipstreamError(
-                f"{sentence}; this job ends, run the same command again to go on from the last "
-                "checkpoint"
-            ) from error
-        watch.report(f"{type(error).__name__}: {error}")
+            watch.report(error)
         raise
     except BaseException as error:
-        watch.report(f"{type(error).__name__}: {error}")
-        raise
+        watch.report(error)
+        lost = watch.who_is_lost() if is_connection_failure(error) else None
+        if lost is None:
+            raise
+        raise SlipstreamError(
+            f"{lost}; this job ends, run the same command again to go on from the last checkpoint"
+        ) from error
     finally:
         watch.close()
         dist.destroy_process_group()
