@@ -15,9 +15,9 @@ from slipstream import api, bundle
 from slipstream.cli.app import run_command
 from slipstream.data.sampler import evaluation_batches
 from slipstream.errors import SlipstreamError
-from slipstream.training.export import load_recommender
 from slipstream.training.recommend import recommend
 from slipstream.training.run import open_run
+from tests.support.training_fixtures import recommender_of
 
 BIG = 2**63 - 1  # original ids go up to here
 TINY = (
@@ -108,7 +108,7 @@ def test_a_bundle_answers_like_the_run(workplace):
     assert run_command(["export", str(workplace / "run"), "--out", str(workplace / "bundle")]) == 0
     opened = bundle.read_bundle(workplace / "bundle")
     run = api.Run(workplace / "run")
-    again = recommend(load_recommender(opened), run.store, 2)
+    again = recommend(recommender_of(opened), run.store, 2)
     first = recommend(run.recommender, run.store, 2)
     assert again == first
     changed = {**opened.tensors, "tables/item": opened.tensors["tables/item"] + 1}

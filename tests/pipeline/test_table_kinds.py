@@ -11,8 +11,8 @@ from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_table
 from tests.support.pipeline_problem import (
     DIM,
-    ROWS,
     OPTIMIZERS,
+    ROWS,
     Problem,
     SmallWork,
     differences,

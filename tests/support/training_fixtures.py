@@ -7,8 +7,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from slipstream.bundle import Bundle
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore, write_store
+from slipstream.training.features import Features
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.step import StepInputs
@@ -81,6 +83,23 @@ def small_recipe(**changes: Any) -> Recipe:
             else value
         )
     return Recipe.model_validate(content)
+
+
+def recommender_of(bundle: Bundle) -> Recommender:
+    """The recommender a bundle was exported from, made from nothing but the bundle."""
+    sizes = bundle.description["sizes"]
+    features = Features(
+        sizes["num_items"],
+        bundle.part("codes"),
+        sizes["item_cardinalities"],
+        sizes["user_cardinalities"],
+    )
+    recommender = Recommender(Recipe.model_validate(bundle.description["recipe"]), features)
+    recommender.model.load_state_dict(bundle.part("model"))
+    with torch.no_grad():
+        for name, rows_ND in bundle.part("tables").items():
+            recommender.tables[name].all_rows().copy_(rows_ND)
+    return recommender
 
 
 def read_step(recommender: Recommender, batch: JaggedBatch, step: int) -> StepInputs:

@@ -190,11 +190,11 @@ def test_a_chunk_that_is_left_out_would_be_seen(store, monkeypatch):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"optimizer": "adamw"}, "moves every row"),
+        ({"optimizer": "adamw"}, "updates every row"),
         ({"tier": "hashed", "admit_after": 2}, "may forget rows"),
     ],
 )
-def test_tables_that_cannot_move_in_chunks_are_refused(store, tables, words):
+def test_tables_that_cannot_be_updated_in_chunks_are_refused(store, tables, words):
     with pytest.raises(SlipstreamError, match=words):
         recommender(store, fetch="segmented", tables=tables)
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from slipstream.data.sampler import SamplerConfig, Split
 from slipstream.config import translate_renamed
+from slipstream.data.sampler import SamplerConfig, Split
 from slipstream.errors import did_you_mean
 from slipstream.models.model_config import ModelConfig
 
@@ -381,8 +381,8 @@ class Recipe(Section):
             raise ValueError("task 'ranking' predicts actions, so its loss.kind must be bce")
         if self.tables.replicas == "averaged" and self.tables.optimizer == "adamw":
             raise ValueError(
-                "tables.optimizer 'adamw' updates every row at every step, so its replicas cannot be "
-                "averaged; use replicas=exact"
+                "tables.optimizer 'adamw' updates every row at every step, so its replicas cannot "
+                "be averaged; use replicas=exact"
             )
         if self.task == "retrieval" and self.tasks:
             raise ValueError("tasks are for task 'ranking'; a retrieval recipe has none")

@@ -341,7 +341,7 @@ def open_run(
 
 @contextlib.contextmanager
 def sole_user(directory: Path) -> Iterator[None]:
-    """Lock the run's directory, so that one process trains in it; the lock ends with the process."""
+    """Lock the run's directory for this process; the lock ends with the process."""
     with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -68,7 +68,7 @@ class RecommenderWork:
         return self.take()
 
     def cut(self, batch: LoadedBatch | None, step: int, micro_batches: int) -> list[MicroBatch]:
-        """Cut a batch into whole users; a token's dropout and negatives do not depend on the cut."""
+        """Cut a batch into whole users; dropout and negatives of a token do not depend on it."""
         if batch is None:
             nothing = [torch.empty(0, dtype=torch.int64)]
             return [

@@ -1,4 +1,4 @@
-"""The types of one training step: `TableKeys` and `StepPlan` before rows are read, `StepInputs` after.
+"""The types of one training step: `StepPlan` before its rows are read, `StepInputs` after.
 
     plan = recommender.plan_step(batch, step)   # StepPlan: keys by table, seeds; no row is read yet
     inputs = recommender.read(plan)             # StepInputs: the batch with its rows
@@ -43,7 +43,7 @@ class TableKeys:
         return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
 
-# Where the negatives are in `TableKeys.lists()` of a retrieval step, for `Exchange(half_lists=...)`.
+# Where `TableKeys.lists()` of a retrieval step has its negatives, for `Exchange(half_lists=...)`.
 NEGATIVES_LIST = frozenset([[each.name for each in fields(TableKeys)].index("negatives")])
 
 

@@ -48,8 +48,9 @@ def resident_bytes() -> int:
 
 
 class MetricsFile:
-    """metrics.jsonl: one object a line, appended; a resumed run first drops what lies after its
-    checkpoint.
+    """metrics.jsonl: one object a line, appended.
+
+    A resumed run first drops the lines after its checkpoint.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:
