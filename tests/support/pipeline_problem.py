@@ -5,16 +5,24 @@ batches, a dense layer.
 buffers, lanes or schedules.
 """
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from slipstream.pipeline.hazards import Task
+from slipstream.pipeline.lane_groups import LaneGroups
+from slipstream.pipeline.runner import Pipeline
+from slipstream.pipeline.schedule import Schedule, make_schedule
 from slipstream.pipeline.work import MicroBatch
 from slipstream.tables.collection import add
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Exchange
+from slipstream.tables.factory import make_table
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement
@@ -245,4 +253,62 @@ def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         name: float((one[name].double() - other[name].double()).abs().max())
         for name in one
         if not torch.equal(one[name], other[name])
+    }
+
+
+def pipelined(
+    schedule: Schedule,
+    problem: Problem,
+    optimizer: RowOptimizer,
+    tables: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """What a pipeline trains by this schedule."""
+    work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
+    with Pipeline(schedule, work, tables, LaneGroups(Exchange(tables)), **options) as pipeline:
+        steps = [done.step for done in pipeline.steps()]
+    assert steps == list(range(problem.steps))
+    return outcome(work, tables)
+
+
+def seeded_delays(seed: int, slow: str | None = None) -> Callable[[Task], float]:
+    """Pauses before some tasks, decided by (seed, task), and before every task of stage `slow`."""
+
+    def delay(task: Task) -> float:
+        if slow == task.stage:
+            return 0.004
+        draw = hash((seed, task.step, task.micro, *task.stage.encode())) % 1000
+        return 0.0 if draw > 150 else 2e-3 * draw / 150
+
+    return delay
+
+
+def lanes_left() -> list[str]:
+    """Names of the threads that a pipeline or a loader has left behind."""
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream-")
+    ]
+
+
+def start_pipeline(
+    name: str, problem: Problem, **options: Any
+) -> tuple[SmallWork, dict[str, Any], Pipeline]:
+    """A work, its tables, and a pipeline over them that cuts batches in two."""
+    work, tables = SmallWork(problem), make_tables(problem, OPTIMIZERS["adam"])
+    schedule = make_schedule(name, micro_batches=2)
+    return work, tables, Pipeline(schedule, work, tables, LaneGroups(Exchange(tables)), **options)
+
+
+def tables_of(tier: str, directory: Path | None, **options: Any) -> dict[str, Any]:
+    """The problem's tables on a tier, with a small cache."""
+    common: dict[str, Any] = {
+        "seed": 5,
+        "init_scale": 0.5,
+        "directory": directory,
+        "cache_bytes": 1 << 12,
+        **options,
+    }
+    return {
+        name: make_table(tier, name, rows, DIM, OPTIMIZERS["adam"], **common)
+        for name, rows in ROWS.items()
     }
