@@ -15,7 +15,7 @@ from slipstream import api, bundle
 from slipstream.cli.app import run_command
 from slipstream.data.sampler import evaluation_batches
 from slipstream.errors import SlipstreamError
-from slipstream.training.recommend import recommend
+from slipstream.training.recommendation import recommend
 from slipstream.training.run import open_run
 from tests.support.training_fixtures import recommender_of
 

@@ -1,6 +1,4 @@
-"""Cuts that share keys: complete, balanced, always the same, and better than chance; and the
-adaptive choice of how many.
-"""
+"""Cuts that share keys: complete, balanced, always the same, and better than chance."""
 
 import numpy as np
 import pytest

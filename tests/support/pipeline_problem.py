@@ -1,5 +1,4 @@
-"""A small training problem for the tests of the pipeline: two tables, Zipf keys, keys that skip
-batches, a dense layer.
+"""A small training problem for the tests of the pipeline: two tables, keys that skip batches.
 
 `plain_loop` and, with `older_rows`, the stale loop are the oracles: written by hand, without
 buffers, lanes or schedules.
@@ -173,9 +172,7 @@ def plain_loop(
     data_steps: int | None = None,
     read_rows: Any = None,
 ) -> tuple[SmallWork, dict[str, Any]]:
-    """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on
-    with empty batches.
-    """
+    """Read, loss, backward, update; a rank whose data ends early continues with empty batches."""
     work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
     together = together or Together(Exchange(tables))
     exchange = together.exchange

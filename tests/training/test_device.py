@@ -1,6 +1,4 @@
-"""Training with the dense part on a device, shown on a stand-in that refuses host tensors
-(`stand_in_device.py`).
-"""
+"""Training with the dense part on a device: a stand-in that refuses host tensors."""
 
 import json
 import os
@@ -29,11 +27,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         str(SUPPORT / "train_on_stand_in.py"),
         str(tmp_path_factory.mktemp("device")),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.system
 def test_every_model_trains_evaluates_and_resumes_there_as_on_the_host(found: dict) -> None:
     cases = {name: case for name, case in found.items() if isinstance(case, dict)}
     assert len(cases) == 7
@@ -44,10 +43,12 @@ def test_every_model_trains_evaluates_and_resumes_there_as_on_the_host(found: di
         assert host and device == pytest.approx(host, abs=1e-9), name
 
 
+@pytest.mark.system
 def test_the_stand_in_would_have_noticed_a_host_tensor(found: dict) -> None:
     assert "mixes tensors of the device with host tensors" in found["mixed"]
 
 
+@pytest.mark.system
 def test_devices_are_found_by_name(found: dict) -> None:
     assert found["auto"] == "standin:0"
     assert (

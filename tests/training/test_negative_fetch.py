@@ -1,6 +1,4 @@
-"""Negatives in segments: the same training as with all rows at hand, on one rank and on two, from
-memory and from disk.
-"""
+"""Negatives in segments train like all rows at hand: on one rank or two, from memory or disk."""
 
 import threading
 
@@ -91,9 +89,7 @@ def test_segments_train_like_all_rows_at_once(store, options):
 
 @pytest.mark.parametrize("options", [{}, {"share": 4}], ids=str)
 def test_compiled_segments_give_the_bits_of_one_segment(store, options):
-    """A token's negatives all lie in its segment, so no sum of the forward pass depends on where
-    segments end.
-    """
+    """All negatives of a token lie in its segment, so no sum depends on where segments end."""
     one = recommender(store, torch.float32, fetch="segmented", segment_bytes=1 << 24, **options)
     cut = recommender(store, torch.float32, fetch="segmented", segment_bytes=SEGMENT, **options)
     batch = TrainingSampler(store, one.recipe.sampler, seed=1).next_batch()
@@ -200,9 +196,7 @@ def test_tables_that_cannot_be_updated_in_chunks_are_refused(store, tables, word
 
 
 def check_ranks(rank, world, directory, options):
-    """Three steps over the ranks, each with its users, against one rank with all of them: largest
-    distance of this rank's rows.
-    """
+    """Three steps over the ranks against one rank with all users: the largest distance of rows."""
     from datetime import timedelta
 
     from slipstream.data.store import SequenceStore
@@ -240,6 +234,7 @@ def check_ranks(rank, world, directory, options):
     return {"losses": losses, "worst": worst}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options",
     [
@@ -259,6 +254,7 @@ def test_two_ranks_train_like_one(store, tmp_path, options):
         assert answer["worst"] < 1e-10
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fetch", ["whole", "segmented"])
 def test_two_ranks_with_half_precision_negatives_stay_close_to_one(store, tmp_path, fetch):
     """Rows round alike wherever they are; only gradients that travel lose bits."""

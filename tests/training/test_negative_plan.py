@@ -1,19 +1,15 @@
-"""Sharing negatives between tokens: the groups, the objective, the lookups it does not cost, and
-who may be mixed with whom.
-"""
+"""Sharing negatives between tokens: the groups, the objective, the lookups, what mixes samples."""
 
 import pytest
 import torch
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
-from slipstream.ops.token_groups import Groups
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.training.loop import train_step
 from slipstream.training.negative_plan import share_groups
-from slipstream.training.objective import RetrievalLossInputs, literal_shared_softmax
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from slipstream.training.scheduled import RecommenderWork
@@ -160,40 +156,17 @@ def test_one_set_per_sequence_is_drawn_by_the_sequences_name(store):
     assert plan.groups.offsets_G1.diff().tolist() == [int(batch.lengths_B[b]) for b in used]
 
 
-def test_the_literal_reading_is_another_objective():
-    draw = torch.Generator().manual_seed(2)
-    hidden, rows = (
-        torch.randn(n, 8, generator=draw, dtype=torch.float64).requires_grad_() for n in (5, 12)
-    )
-    targets, negatives = (
-        torch.randint(12, (5,), generator=draw),
-        torch.randint(12, (5, 7), generator=draw),
-    )
-    groups = Groups(torch.tensor([0, 3, 5]), torch.tensor([0, 3, 5]))
-    loss = literal_shared_softmax(
-        RetrievalLossInputs(hidden, rows, targets, negatives, 0.5, groups=groups, literal=True)
-    )
-    logits = hidden @ rows.T / 0.5
-    for t, members in enumerate([range(3), range(3), range(3), range(3, 5), range(3, 5)]):
-        others = [
-            logits[m, n] for m in members for n in negatives[m].tolist() if n != int(targets[t])
-        ]
-        expected = (
-            torch.logsumexp(torch.stack([logits[t, targets[t]], *others]), 0)
-            - logits[t, targets[t]]
-        )
-        assert torch.allclose(loss[t], expected, rtol=1e-12)
-    loss[0].backward()
-    assert (
-        hidden.grad[1].abs().max() > 0 and hidden.grad[3].abs().max() == 0
-    )  # its neighbours' queries are pushed, too
-
-
 @pytest.mark.parametrize(
     "options",
-    [{"share": 2}, {"share": 4, "share_within": "batch"}, {"share": 2, "share_by": "logits"}, {"kind": "sequence_softmax"},
-     {"sampling": "in_batch"}, {"sampling": "mixed", "mixed_share": 0.3, "share": 2}],
-)  # fmt: skip
+    [
+        {"share": 2},
+        {"share": 4, "share_within": "batch"},
+        {"share": 2, "share_by": "logits"},
+        {"kind": "sequence_softmax"},
+        {"sampling": "in_batch"},
+        {"sampling": "mixed", "mixed_share": 0.3, "share": 2},
+    ],
+)
 def test_every_option_learns(store, options):
     recipe = small_recipe(
         loss={"negatives": 6, "temperature": 0.3, **options}, sampler={"batch_size": 6}
@@ -215,3 +188,16 @@ def test_options_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             small_recipe(loss=options)
+
+
+def test_only_valid_positions_have_negatives(tmp_path):
+    """Ids are drawn for the supervised tokens of the jagged batch, never for padding."""
+    store = small_store(tmp_path, users=9)
+    ours = Recommender.build(small_recipe(sampler={"batch_size": 9}), store)
+    batch = TrainingSampler(
+        store, ours.recipe.sampler, seed=1, split=ours.recipe.split
+    ).next_batch()
+    plan = ours.plan_step(batch, 0)
+    valid = int((batch.next_items_T >= 0).sum())
+    padded = batch.num_users * int(batch.lengths_B.max())
+    assert plan.keys["item"].negatives.shape == (valid, 5) and valid < padded

@@ -1,6 +1,4 @@
-"""The plain loop against training written out by hand: nn.Embedding, torch's optimisers, dense
-logits, no room of ours between.
-"""
+"""A recommender against training written out by hand: nn.Embedding, torch's optimisers."""
 
 import pytest
 import torch

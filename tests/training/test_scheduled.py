@@ -1,8 +1,4 @@
-"""Recipes with a schedule: the same training as the plain loop, resumed exactly, traced, and
-refused where it would differ.
-"""
-
-import threading
+"""Recipes with a schedule: the plain loop's training, resumed exactly, traced, or refused."""
 
 import pytest
 import torch
@@ -18,6 +14,7 @@ from slipstream.training.recipe import trained_digest
 from slipstream.training.run import train
 from slipstream.training.scheduled import load_stale_rows, recipe_schedule, stale_row_files
 from slipstream.training.telemetry import read_metrics
+from tests.support.pipeline_problem import lanes_left
 from tests.support.training_fixtures import small_recipe, small_store
 
 
@@ -40,12 +37,6 @@ def same(one, other):
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) for name, value in one.items()
     )
-
-
-def lanes_left():
-    return [
-        thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream-")
-    ]
 
 
 @pytest.fixture

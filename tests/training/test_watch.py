@@ -1,6 +1,4 @@
-"""The watch names the rank that is gone: one that failed, one that died, one that hangs; and leaves
-a healthy job alone.
-"""
+"""The watch names the rank that failed, died or hangs, and leaves a healthy job alone."""
 
 import threading
 
@@ -10,6 +8,8 @@ import torch.distributed as dist
 from slipstream.errors import SlipstreamError
 from slipstream.training import watch as watching
 from slipstream.training.watch import Watch
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture
