@@ -1,4 +1,4 @@
-"""The loader gives the sampler's batches, its state is that of the batches used, and it always ends."""
+"""The loader gives the batches of its sampler, in order, and counts those that were used."""
 
 import threading
 

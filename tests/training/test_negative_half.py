@@ -1,5 +1,6 @@
 """Negatives in 16 bits: what is rounded, and every byte that travels between two real ranks."""
 
+import pytest
 import torch
 import torch.distributed as dist
 

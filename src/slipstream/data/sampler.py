@@ -159,8 +159,7 @@ class TrainingSampler:
         lengths = self._windows_U[users]
         alpha = self.config.stochastic_length
         if alpha is not None:
-            # One draw per user of the store, in store order: the draw hangs on (seed, epoch, user)
-            # alone.
+            # One draw per user, in store order: it depends on (seed, epoch, user) alone.
             draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(
                 self._windows_U.size
             )

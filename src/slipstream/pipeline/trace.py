@@ -66,7 +66,7 @@ class Trace:
 def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -> dict[str, float]:
     """Return shares of the time from the end of step `first` to the end of step `last`.
 
-    They say what the compute lane did and waited for, and how busy each lane was. What a lane did
+    They give what the compute lane did and waited for, and how busy each lane was. What a lane did
     in that time counts, whichever step it did it for.
     """
     until = max((each.step for each in intervals), default=0) if last is None else last

@@ -127,7 +127,7 @@ def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
                 f"could not write {target}: {error.strerror or error}; nothing was left behind"
             )
         ranks.fail_together(failure)
-    ranks.on_first_rank(lambda: None)  # nobody goes on before it has its name
+    ranks.on_first_rank(lambda: None)  # no rank continues before it has its name
 
 
 def _write_shards(

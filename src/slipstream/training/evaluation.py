@@ -129,7 +129,7 @@ def evaluate_retrieval(
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Compute HR, NDCG and MRR over the full catalogue, seen items filtered."""
-    gathered = metrics.RankingMetrics()
+    found = metrics.RankingMetrics()
     catalogue_ND = recommender.catalogue_ND()
     for batch in batches:
         queries_SD = recommender.queries_SD(batch)
@@ -137,13 +137,13 @@ def evaluate_retrieval(
         users_S, known_S = supervised_places(batch)
         for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
             scores_SN = queries_SD[tile] @ catalogue_ND.T
-            gathered.add(
+            found.add(
                 *metrics.target_places(
                     scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])
                 )
             )
-    gathered.take_over(ranks.sum(gathered.sums()))
-    return {**gathered.result(), "users": float(gathered.count)}
+    found.take_over(ranks.sum(found.sums()))
+    return {**found.result(), "users": float(found.count)}
 
 
 def sampled_negatives(
@@ -178,7 +178,7 @@ def evaluate_sampled(
 
     For comparison with old tables: it flatters weak models.
     """
-    gathered = metrics.RankingMetrics(ks=(1, 5, 10))
+    found = metrics.RankingMetrics(ks=(1, 5, 10))
     held_out = recipe.split.validation + recipe.split.test
     with torch.no_grad():
         catalogue_ND = recommender.catalogue_ND()
@@ -194,12 +194,12 @@ def evaluate_sampled(
                 catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)
             ).squeeze(2)
             target_S = torch.zeros(len(users_S), dtype=torch.int64)
-            gathered.add(
+            found.add(
                 *metrics.target_places(
                     scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)
                 )
             )
-    return {**gathered.result(), "users": float(gathered.count)}
+    return {**found.result(), "users": float(found.count)}
 
 
 def evaluate_ranking(

@@ -78,8 +78,8 @@ def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.T
     return torch.stack(columns, dim=1).to(dtype)
 
 
-def _require(noun: str, wanted: Iterable[str], known: Mapping[str, object]) -> None:
-    for name in wanted:
+def _require(noun: str, names: Iterable[str], known: Mapping[str, object]) -> None:
+    for name in names:
         if name not in known:
             hint = did_you_mean(name, known) if known else "; the store has none"
             raise SlipstreamError(f"the store has no {noun} '{name}'{hint}")

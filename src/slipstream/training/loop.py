@@ -34,7 +34,7 @@ def train_step(
     *,
     stop: bool = False,
 ) -> StepResult:
-    """Train one step in place. Steps count from 0; `stop` says this rank was asked to stop."""
+    """Train one step in place. Steps count from 0; `stop`: this rank was asked to stop."""
     recipe = recommender.recipe
     factor = schedule_factor(recipe.optimizer, step, total_steps)
     plan = recommender.plan_step(batch, step)

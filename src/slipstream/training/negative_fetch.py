@@ -288,7 +288,7 @@ class SegmentedStep:
             yield keys_U, grads_UD
 
     def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum this rank's gradients at the owners of the keys, and carry them back to the rows."""
+        """Sum gradients at the owners of their keys, and turn them into gradients of the rows."""
         exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
         keys_U, grads_UD = mine
         if exchange.communicator is None:

@@ -45,9 +45,9 @@ def plan_negatives(
     # In the order of the batch, whatever order the loss takes.
     targets_S = batch.next_items_T[supervised_S]
     if kind == "shared":
-        nobody = torch.zeros(1, dtype=torch.int64)
+        one_name = torch.zeros(1, dtype=torch.int64)
         return NegativePlan(
-            supervised_S, sampler.draw(seed, nobody, config.negatives, targets_S)[0]
+            supervised_S, sampler.draw(seed, one_name, config.negatives, targets_S)[0]
         )
     sequences_S = torch.arange(batch.num_users).repeat_interleave(batch.lengths_B)[supervised_S]
     token_ids_T = batch.token_ids_T

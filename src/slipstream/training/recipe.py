@@ -284,7 +284,7 @@ class TrainConfig(Section):
         "count",
     )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
-    tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
+    tensorboard: bool = Field(True, description="write TensorBoard events too")
     mesh: Annotated[str, Field(pattern=r"^(auto|[1-9]\d{0,5}x[1-9]\d{0,5})$")] = Field(
         "auto",
         description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one "

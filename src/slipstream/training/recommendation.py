@@ -18,7 +18,7 @@ CANDIDATE_TILE = 2048  # candidates ranked at once
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Items for one user, best first, beside the behaviours the model saw (oldest first)."""
+    """Items for one user, best first, and the behaviours the model saw, oldest first."""
 
     user: int
     items: list[int]

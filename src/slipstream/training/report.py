@@ -57,7 +57,7 @@ def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
 
 
 def _figure(row: dict[str, Any], name: str) -> float | None:
-    """A figure of a logged step, or of the evaluation a line tells of."""
+    """Return a figure of a logged step or of a logged evaluation."""
     return row.get(name, row.get("validation", {}).get(name))
 
 

@@ -258,11 +258,11 @@ class ShardedReader:
 
     def dense(self, prefixes: tuple[str, ...]) -> Tensors:
         """Every whole tensor whose name begins with one of `prefixes`."""
-        wanted = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
+        chosen = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
         return self._fill(
             {
                 name: torch.empty(kind.size, dtype=kind.properties.dtype)
-                for name, kind in wanted.items()
+                for name, kind in chosen.items()
             },
             {},
         )
@@ -294,7 +294,7 @@ class ShardedReader:
                 raise SlipstreamError(
                     f"{self.path} has no table '{table.name}'; use the recipe it was trained with"
                 )
-            return  # nobody ever touched a row of it
+            return  # none of its rows was ever touched
         total = self.stored[f"{prefix}keys"].size[0]
         found = {
             name.removeprefix(prefix): kind

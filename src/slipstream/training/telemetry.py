@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from slipstream.files import atomic_file
 
-_PLAIN_SECONDS = 10.0  # between lines when nobody watches a terminal
+_PLAIN_SECONDS = 10.0  # between lines where there is no terminal
 
 
 def is_first_rank() -> bool:
@@ -39,7 +39,7 @@ def measure_peak_flops(repeats: int = 3) -> float:
 
 
 def resident_bytes() -> int:
-    """Memory this process occupies now; its peak where the system does not tell."""
+    """Return the memory this process occupies now; its peak where only that is known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -137,7 +137,7 @@ class Meter:
 
 
 def describe(record: dict[str, Any], seconds_left: float | None) -> str:
-    """The figures of the progress line, in words; figures nobody has yet are left out."""
+    """Return the figures of the progress line in words, without those not known yet."""
     parts = [f"loss {record['loss']:.4g}"]
     if speed := record.get("tokens_per_second"):
         parts.append(

@@ -9,8 +9,8 @@ without a name. `who_is_lost` then finds out which rank caused it, in this order
 
 so that a rank whose connections broke because of another one is not blamed for it. A rank that only
 stops answering breaks nothing: after `SILENCE` seconds without a sign its neighbour marks it as
-lost, and processes that are still stuck in a collective are ended. Touch this when ranks fail in a
-way that nobody, or the wrong one, is named for.
+lost, and processes that are still stuck in a collective are ended. Touch this when a
+failure of ranks is blamed on no rank or on the wrong one.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ NAMING = 10.0  # seconds without a sign that are enough once a collective has fa
 SILENCE = 30.0  # seconds without a sign that are enough by themselves
 GRACE = 5.0  # seconds a process has to leave by itself once a rank is known to be lost
 
-# What errors of collectives contain: they say that another rank is gone, not that this one failed.
+# What errors of collectives contain: another rank is gone, this one did not fail.
 _TRANSPORT = ("gloo", "nccl", "hccl", "connection", "socket", "broken pipe", "timed out", "timeout")
 _STORE_IS_GONE = "the store of the job is gone, and with it the process that started the ranks"
 
