@@ -4,7 +4,7 @@ import torch
 
 from slipstream.pipeline.buffers import RowBuffer
 from slipstream.pipeline.hazards import sources
-from slipstream.tables.memory_table import Rows
+from slipstream.tables.embedding_table import Rows
 from slipstream.tables.row_optimizers import RowwiseAdagrad
 
 

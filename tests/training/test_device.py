@@ -13,6 +13,9 @@ from slipstream.errors import SlipstreamError
 from slipstream.training.device import HOST, DeviceTransfer, find_device, group_backend, tensors_in
 
 SUPPORT = Path(__file__).parents[1] / "support"
+SECONDS = 900  # for a busy machine; time is not what is tested here
+
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         str(SUPPORT / "train_on_stand_in.py"),
         str(tmp_path_factory.mktemp("device")),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 

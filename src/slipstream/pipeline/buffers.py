@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from slipstream.pipeline.hazards import Sources, sources
-from slipstream.tables.memory_table import Rows
+from slipstream.tables.embedding_table import Rows
 from slipstream.tables.row_optimizers import RowOptimizer, State
 
 
