@@ -79,8 +79,11 @@ QUICK = Setting(cap=2048, steps=3)
 
 
 def gradient_of_sum(recommender: Recommender, batch: JaggedBatch, step: int) -> torch.Tensor:
-    """Return the flat dense gradient of the summed loss, its token count at the end."""
-    loss, count = recommender.loss_sum(batch, step)
+    """The dense gradient of the batch's summed loss, flat, with the count of its supervised tokens
+    at the end.
+    """
+    plan = recommender.plan_step(batch, step)
+    loss, count = recommender.loss(recommender.read(plan)), plan.count
     loss.backward()
     parameters = list(recommender.model.parameters())
     parts = [

@@ -92,10 +92,13 @@ def one_run(recipe: Recipe, store: SequenceStore, report: StepReport) -> dict[st
 
 
 def only_negatives(recommender: Recommender, batch: Any, step: int) -> int:
-    """Count the rows of a step that neither the history nor the targets need."""
-    inputs, targets, *rest = recommender.plan_step(batch, step).keys[ITEM]
-    needed = torch.cat([inputs, targets]).unique()
-    drawn = torch.cat([keys.flatten() for keys in rest]).unique()
+    """Rows a step must fetch that neither the history nor the targets need: what negatives cost in
+    lookups and on the wire.
+    """
+    keys = recommender.plan_step(batch, step).keys[ITEM]
+    assert keys.targets is not None and keys.negatives is not None
+    needed = torch.cat([keys.inputs, keys.targets]).unique()
+    drawn = keys.negatives.unique()
     return int((~torch.isin(drawn, needed)).sum())
 
 

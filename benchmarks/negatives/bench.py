@@ -131,8 +131,8 @@ def sharing_rows(
 
 
 def looked_up(step: JaggedStep, batch: Any) -> int:
-    """Count the item keys that a step looks up, repeats included."""
-    return sum(keys.numel() for keys in step.recommender.plan_step(batch, 0).keys[ITEM])
+    """Item keys a step asks its tables for, repeats counted."""
+    return sum(keys.numel() for keys in step.recommender.plan_step(batch, 0).key_lists()[ITEM])
 
 
 def byte_rows(lengths: list[int], items: int, negatives: int) -> tuple[list[Row], dict[str, float]]:

@@ -25,7 +25,7 @@ from benchmarks.pipeline.rank import PEER, WORLD, Setting
 from slipstream.bench.harness import Row, finish, median, note
 
 Variants = tuple[tuple[str, int], ...]
-PAIR: Variants = (("synchronous", 1), ("nested", 8))
+PAIR: Variants = (("serial", 1), ("nested", 8))
 EXACT: Variants = (*PAIR, ("dual_buffer", 1), ("frozen_window", 8))
 STALE: Variants = (("semi_async", 1), ("six_stage", 1))
 PAPER, TURBO = "NestPipe at 1,536 workers", "TurboGR's ratio"
@@ -82,8 +82,8 @@ def limits(
 
 
 def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) -> list[Row]:
-    """Make one row per variant of a setting."""
-    plain = medians(found["variants"]["synchronous 1"])
+    """One row per variant of a setting."""
+    plain = medians(found["variants"]["serial 1"])
     rows = []
     for variant, samples in found["variants"].items():
         one = medians(samples)
@@ -151,9 +151,9 @@ def free_step(
     if link is not None:
         link.set_rate(link_rate)
     setting = replace(
-        base, variants=(("synchronous", 1),), link_rate=link_rate if link is None else None
+        base, variants=(("serial", 1),), link_rate=link_rate if link is None else None
     )
-    return medians(launch(setting, "time", link)["variants"]["synchronous 1"])
+    return medians(launch(setting, "time", link)["variants"]["serial 1"])
 
 
 def check(base: Setting, link: Namespaces | None, parts: str) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def sweep(
     )
     checked = check(base, link, "check inflation time" if quick else "check inflation")
     if quick:
-        free = dict.fromkeys(("disk", "memory"), medians(checked["variants"]["synchronous 1"]))
+        free = dict.fromkeys(("disk", "memory"), medians(checked["variants"]["serial 1"]))
     else:
         free = {
             tier: free_step(replace(base, tier=tier, repeats=2), link)
@@ -210,7 +210,7 @@ def claims_of(
     def row_at(title: str, variant: str) -> Row:
         return next(row for row in rows if row["variant"] == f"{title}: {variant}")
 
-    nested, plain = row_at(PAPER, "nested 8"), row_at(PAPER, "synchronous 1")
+    nested, plain = row_at(PAPER, "nested 8"), row_at(PAPER, "serial 1")
     exact = [value for name, value in differences.items() if name.endswith("same_cut")]
     return {
         "nested_speedup": nested["speedup"],
@@ -222,7 +222,7 @@ def claims_of(
         "nested_utilisation": nested["compute"],
         "compute_utilisation": row_at(TURBO, "six_stage 1")["compute"],
         "semi_async_exposed": row_at(TURBO, "semi_async 1")["sparse_comm"],
-        "synchronous_comm_share_turbo": row_at(TURBO, "synchronous 1")["comm"],
+        "synchronous_comm_share_turbo": row_at(TURBO, "serial 1")["comm"],
         "max_diff": max(exact),
         "max_diff_whole": differences["nested 8 whole"],
         "synchronous_lookup_share": plain["lookup"],

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from slipstream.interrupts import terminated_as_interrupted
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 
 
 def can_make_namespaces() -> bool:
@@ -126,10 +126,10 @@ class EmulatedLink:
             until = self._free
         time.sleep(max(0.0, until - time.monotonic()))
 
-    def slow_down(self, peers: Peers) -> None:
-        """Make every message of these peers pass through this link."""
-        for wires in peers.wires.values():
-            for wire in wires:
+    def slow_down(self, groups: LaneGroups) -> None:
+        """Let every message of these groups pass through this link."""
+        for communicators in groups.communicators.values():
+            for wire in communicators:
                 self._wrap(wire)
 
     def _wrap(self, wire: Any) -> None:

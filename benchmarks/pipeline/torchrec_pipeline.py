@@ -20,7 +20,8 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.tables.exchange import Lookup, Lookups, Route, distinct
 from slipstream.training.features import ITEM
 from slipstream.training.optimizers import make_adamw
-from slipstream.training.recommender import Recommender, StepPlan
+from slipstream.training.recommender import Recommender
+from slipstream.training.step import StepPlan
 
 _IN_FLIGHT = 3
 
@@ -30,7 +31,7 @@ class PeerBatch:
     """One batch in the form that TorchRec copies to a device; on a CPU it stays."""
 
     sparse: Any  # KeyedJaggedTensor
-    content: tuple[JaggedBatch, StepPlan, torch.Tensor, list[torch.Tensor], int]
+    content: tuple[StepPlan, torch.Tensor, list[torch.Tensor]]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "PeerBatch":
         return self
@@ -51,10 +52,9 @@ class Head(nn.Module):
 
     def forward(self, batch: PeerBatch, rows: Any) -> torch.Tensor:
         recommender = self._recommender[0]
-        jagged, wanted, unique_U, inverses, count = batch.content
+        plan, unique_U, inverses = batch.content
         lookups = Lookups({ITEM: Lookup(unique_U, rows[ITEM].values(), inverses)}, Route({}, {}))
-        loss = recommender.loss_sum(jagged, 0, recommender.gathered(jagged, wanted, lookups))[0]
-        return loss / count
+        return recommender.loss(recommender.inputs(plan, lookups)) / plan.count
 
 
 class PeerModel(nn.Module):
@@ -122,13 +122,13 @@ class TorchRecPipeline:
         )
 
     def batch(self, jagged: JaggedBatch, step: int) -> PeerBatch:
-        """Make what the loader passes on."""
-        wanted = self.recommender.plan_step(jagged, step)
-        unique_U, inverses = distinct(list(wanted.keys[ITEM]), self.recommender.features.num_items)
+        """What the loader hands over."""
+        plan = self.recommender.plan_step(jagged, step)
+        unique_U, inverses = distinct(plan.key_lists()[ITEM], self.recommender.features.num_items)
         keys = self._keys(keys=[ITEM], values=unique_U, lengths=torch.tensor([unique_U.numel()]))
         # Its gradients are means over the ranks, so every rank divides by its own tokens: the ranks
         # have as many.
-        return PeerBatch(keys, (jagged, wanted, unique_U, inverses, wanted.supervised_S.numel()))
+        return PeerBatch(keys, (plan, unique_U, inverses))
 
     def run(self, batches: list[JaggedBatch], steps: int) -> tuple[list[float], list[float]]:
         """Take steps; returns when each ended, and its loss. Batches ahead are finished too."""

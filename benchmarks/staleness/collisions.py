@@ -34,7 +34,7 @@ def collision_rates(
     )
     seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for step in range(min(steps, recipe.train.epochs * sampler.steps_per_epoch)):
-        for name, lists in recommender.plan_step(sampler.next_batch(), step).keys.items():
+        for name, lists in recommender.plan_step(sampler.next_batch(), step).key_lists().items():
             seen.setdefault(name, []).append(
                 torch.cat([keys.flatten() for keys in lists]).unique(return_counts=True)
             )

@@ -35,15 +35,17 @@ def train_plain_cut(
                 batch.items_T, batch.offsets_B1, recipe.train.micro_batches
             )
         ]
-        gathered = [recommender.gather(part, step) for part in parts if part.num_users]
-        count = max(sum(each.supervised_S.numel() for each in gathered), 1)
+        read = [
+            recommender.read(recommender.plan_step(part, step)) for part in parts if part.num_users
+        ]
+        count = max(sum(each.plan.count for each in read), 1)
         summed = torch.zeros(())
-        for each in gathered:
-            loss, _ = recommender.loss_sum(each.batch, step, each)
+        for each in read:
+            loss = recommender.loss(each)
             (loss / count).backward()
             summed = summed + loss.detach()
         factor = schedule_factor(recipe.optimizer, step, steps)
-        recommender.tables.apply([each.lookups for each in gathered], recipe.tables.lr * factor)
+        recommender.tables.apply([each.lookups for each in read], recipe.tables.lr * factor)
         step_dense(
             optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm
         )

@@ -25,7 +25,7 @@ from slipstream.files import read_json, write_json
 from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import export_recommender
 from slipstream.training.recipe import Recipe
-from slipstream.training.recommend import Recommendation, recommend
+from slipstream.training.recommendation import Recommendation, recommend
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
 from slipstream.training.run import Evaluate, open_run

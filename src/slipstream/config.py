@@ -1,9 +1,9 @@
-"""Recipes: YAML files plus `key=value` overrides, checked against typed models before anything
-runs.
+"""Recipes: YAML files plus `key=value` overrides, checked against typed models.
 
 An override may name a key by its full path (`model.dim=64`), by its last part where that is unique
-(`max_steps=200`), or a section by its kind (`loss=full_softmax`). A wrong key stops with the
-nearest valid one.
+(`max_steps=200`), or a section by its kind (`loss=full_softmax`). A wrong key is refused with the
+nearest valid one. A key that was renamed (`renamed` of a section's model) is still accepted. Touch
+this when recipes are read in another way; what is in them is `training/recipe.py`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def recipe_path(name: str | Path) -> Path:
-    """A recipe by path, or by the name of one that ships with the package."""
+    """Return the path of a recipe, given by path or by the name of one that ships."""
     path = Path(name)
     if path.is_file():
         return path
@@ -37,9 +37,7 @@ def recipe_path(name: str | Path) -> Path:
 def load_recipe(
     model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any
 ) -> Model:
-    """The typed recipe `source` with `overrides` ("key=value" texts) and then `settings` (Python
-    values) applied.
-    """
+    """Load a typed recipe, with `overrides` ("key=value") and then `settings` (values) applied."""
     path = recipe_path(source)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -51,6 +49,12 @@ def load_recipe(
         raise SlipstreamError(
             f"recipe {path} must be a mapping of keys to values, not a {type(values).__name__}"
         )
+    for name, section in _sections(model).items():
+        if name in values:
+            try:
+                values[name] = translate_renamed(section, values[name])
+            except ValueError as error:
+                raise SlipstreamError(f"{name} in {path}: {error}") from None
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
@@ -69,7 +73,7 @@ def _parse(key: str, text: str) -> Any:
 
 
 def check(model: type[Model], values: dict[str, Any], where: str) -> Model:
-    """`values` as a typed model; the first thing wrong with them becomes one sentence."""
+    """Make a typed model of `values`; the first thing wrong with them becomes one sentence."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -86,8 +90,19 @@ def check(model: type[Model], values: dict[str, Any], where: str) -> Model:
         ) from None
 
 
+def translate_renamed(model: type[BaseModel], values: Any) -> Any:
+    """Return a section's values with the keys of earlier versions under their present names."""
+    names: dict[str, str] = getattr(model, "renamed", {})
+    if not isinstance(values, dict) or not names.keys() & values.keys():
+        return values
+    for old, new in names.items():
+        if old in values and new in values:
+            raise ValueError(f"'{old}' is called '{new}' now; give only '{new}'")
+    return {names.get(key, key): value for key, value in values.items()}
+
+
 def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Fields of a model that are models themselves."""
+    """Return the fields of a model that are models themselves."""
     found = {}
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -96,7 +111,7 @@ def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every full key of a model, sections included."""
+    """Return every full key of a model, sections included."""
     sections = _sections(model)
     keys = [prefix + name for name in model.model_fields]
     for name, section in sections.items():
@@ -105,8 +120,9 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def resolve_key(model: type[BaseModel], key: str, where: str) -> list[str]:
-    """The path of an override's key: full, unique last part, or a section standing for its `kind`."""
+    """Return the path of a key: full, a unique last part, or a section for its `kind`."""
     keys = _all_keys(model)
+    key = _present_name(model, key)
     matches = [key] if key in keys else [full for full in keys if full.rsplit(".", 1)[-1] == key]
     if not matches and _inside_free_mapping(model, key):
         matches = [key]
@@ -122,10 +138,17 @@ def resolve_key(model: type[BaseModel], key: str, where: str) -> list[str]:
     return [*path, "kind"] if section is not None and "kind" in section.model_fields else path
 
 
+def _present_name(model: type[BaseModel], key: str) -> str:
+    """Return the full present key for one of an earlier version, given in full or by its end."""
+    for name, section in _sections(model).items():
+        for old, new in getattr(section, "renamed", {}).items():
+            if key in (old, f"{name}.{old}"):
+                return f"{name}.{new}"
+    return key
+
+
 def _inside_free_mapping(model: type[BaseModel], key: str) -> bool:
-    """Whether the key's first part is a field that holds a free mapping (such as a ranking recipe's
-    tasks).
-    """
+    """Whether the key's first part is a field with keys of its own, such as a ranking's tasks."""
     head = key.split(".")[0]
     info = model.model_fields.get(head)
     return "." in key and info is not None and str(info.annotation).startswith("dict")

@@ -13,8 +13,7 @@ from benchmarks.pipeline import clusters as pipeline_clusters
 from benchmarks.pipeline import link as pipeline_link
 from benchmarks.pipeline import rank as pipeline_rank
 from benchmarks.pipeline.rank import Setting
-from slipstream.pipeline.schedule import Lane, make_schedule
-from slipstream.pipeline.trace import Interval, read_trace, shares, write_trace
+from slipstream.pipeline.schedule import make_schedule
 from tests.support.ranks_fixtures import run_ranks
 
 SMALL = Setting(
@@ -92,40 +91,6 @@ def test_an_emulated_link_takes_at_least_its_time():
     assert time.monotonic() - began > 0.045
 
 
-def interval(lane, stage, step, asked, begin, end, cause=None, caller=False):
-    return Interval(lane, stage, step, 0, asked, begin, end, caller, cause)
-
-
-def test_a_wait_is_charged_to_what_it_waits_for(tmp_path):
-    trace = [
-        interval(Lane.COMPUTE, "update", 0, 0.0, 0.9, 1.0, None, True),
-        interval(Lane.TABLE, "retrieve", 1, 0.0, 0.5, 1.3),
-        interval(Lane.ROWS, "answer", 1, 0.0, 1.3, 1.5, ("retrieve", 1, 0)),
-        interval(Lane.COMPUTE, "compute", 1, 1.0, 1.5, 1.9, ("answer", 1, 0), True),
-        interval(Lane.COMPUTE, "update", 1, 1.9, 1.9, 2.0, None, True),
-    ]
-    found = shares(trace)
-    assert found["exposed_lookup"] == pytest.approx(0.3) and found["exposed_comm"] == pytest.approx(
-        0.2
-    )
-    assert found["compute_utilisation"] == pytest.approx(0.5) and found[
-        "step_seconds"
-    ] == pytest.approx(1.0)
-    assert found["busy_table"] == pytest.approx(0.3)
-    write_trace(tmp_path / "trace.json", trace, {"run": "x"})
-    again, about = read_trace(tmp_path / "trace.json")
-    assert about == {"run": "x"} and shares(again) == pytest.approx(found)
-
-
-def test_everything_a_serial_schedule_does_besides_computing_is_exposed():
-    trace = [
-        interval(Lane.COMPUTE, "update", 0, 0.0, 0.0, 1.0, None, True),
-        interval(Lane.TABLE, "retrieve", 1, 1.0, 1.0, 1.5, None, True),
-        interval(Lane.COMPUTE, "update", 1, 1.5, 1.5, 2.0, None, True),
-    ]
-    assert shares(trace)["exposed_lookup"] == pytest.approx(0.5)
-
-
 def peer_losses(rank, world, scratch):
     """Take a few steps by the plain schedule and by TorchRec's pipeline, from the same rows."""
     setting = replace(SMALL, tier="memory", variants=((pipeline.PEER, 1),))
@@ -136,11 +101,15 @@ def peer_losses(rank, world, scratch):
     recommender, optimizer = me.fresh()
     batches = iter(me.batches)
     work = pipeline_rank.RecommenderWork(
-        recommender, optimizer, lambda: (next(batches), None), 4, ranks=me.ranks
+        recommender,
+        optimizer,
+        lambda: pipeline_rank.LoadedBatch(next(batches), pipeline_rank.BEGIN),
+        4,
+        ranks=me.ranks,
     )
-    peers, ours = pipeline_rank.Peers(recommender.tables.exchange, world=world), []
+    peers, ours = pipeline_rank.LaneGroups(recommender.tables.exchange, world=world), []
     with pipeline_rank.Pipeline(
-        make_schedule("synchronous"), work, recommender.tables.tables, peers
+        make_schedule("serial"), work, recommender.tables.tables, peers
     ) as steps:
         for done in steps.steps():
             ours.append(done.loss_sum / done.count)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from slipstream.data.prefetch import PrefetchingSampler
 from slipstream.data.sampler import (
     SamplerConfig,
     Split,
@@ -235,30 +234,3 @@ def test_users_too_short_for_min_len_are_left_out(store):
     assert all((batch.lengths_B >= 5).all() for batch in sampler.epoch_batches())
     with pytest.raises(SlipstreamError, match="no user has enough"):
         TrainingSampler(store, SamplerConfig(max_len=80, min_len=50), seed=0)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_prefetching_hands_out_the_same_batches_and_its_state_is_the_consumers(store, config):
-    plain = TrainingSampler(store, config, seed=11)
-    with PrefetchingSampler(TrainingSampler(store, config, seed=11), ahead=3) as ahead:
-        states = []
-        for _ in range(2 * plain.steps_per_epoch):
-            assert ahead.state_dict() == plain.state_dict()
-            states.append(ahead.state_dict())
-            assert same(ahead.next_batch(), plain.next_batch())
-            assert (ahead.epoch, ahead.at_epoch_end) == (plain.epoch, plain.at_epoch_end)
-        for state in (states[1], states[-1], states[0]):
-            ahead.load_state_dict(state)
-            plain.load_state_dict(state)
-            assert all(same(ahead.next_batch(), plain.next_batch()) for _ in range(3))
-            assert all(
-                same(a, b)
-                for a, b in zip(ahead.epoch_batches(), plain.epoch_batches(), strict=True)
-            )
-
-
-def test_prefetching_raises_what_the_sampler_raises(store, monkeypatch):
-    sampler = TrainingSampler(store, CONFIGS[0], seed=11)
-    monkeypatch.setattr(sampler, "_assemble", lambda plan, step: [][1])
-    with PrefetchingSampler(sampler) as ahead, pytest.raises(IndexError):
-        ahead.next_batch()

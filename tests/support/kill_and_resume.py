@@ -1,5 +1,4 @@
-"""Trains one small run over and over in children that are killed, and says whether it ends where an
-undisturbed run ends.
+"""Trains a run in children that are killed, and compares its end with an undisturbed run's.
 
 Run by test_training_kill.py as a process of its own: it loads torch once and forks, so that every
 session of the run is a real process, killed by a real SIGKILL, and still cheap. Usage:
@@ -39,17 +38,13 @@ RECIPE = small_recipe(
 
 
 def figures(recommender, store, recipe, which):
-    """A stand-in for evaluation that depends on the weights, so that a wrong resume would choose
-    another best step.
-    """
+    """A stand-in for evaluation: after a wrong resume it would choose another best step."""
     value = float(recommender.catalogue_ND().double().sum().sin())
     return {"HR@10": value, "NDCG@10": 0.0}
 
 
 def ends_or_gets_far(pid: int, metrics: Path, wanted: int) -> bool:
-    """Wait until a session has written `wanted` lines (it is in the middle of its work) or has
-    ended; says whether it ended.
-    """
+    """Wait until a session has written `wanted` lines or has ended; return whether it ended."""
     started = metrics.stat().st_mtime_ns if metrics.exists() else 0
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if (

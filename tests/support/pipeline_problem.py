@@ -1,20 +1,27 @@
-"""A small training problem for the tests of the pipeline: two tables, Zipf keys, keys that skip
-batches, a dense layer.
+"""A small training problem for the tests of the pipeline: two tables, keys that skip batches.
 
 `plain_loop` and, with `older_rows`, the stale loop are the oracles: written by hand, without
 buffers, lanes or schedules.
 """
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from slipstream.pipeline.work import Micro
+from slipstream.pipeline.hazards import Task
+from slipstream.pipeline.lane_groups import LaneGroups
+from slipstream.pipeline.runner import Pipeline
+from slipstream.pipeline.schedule import Schedule, make_schedule
+from slipstream.pipeline.work import MicroBatch
 from slipstream.tables.collection import add
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Exchange
+from slipstream.tables.factory import make_table
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import RowOptimizer, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement
@@ -70,7 +77,7 @@ class SmallWork:
     problem: Problem
     mixes_samples: str | None = None
     has_device: bool = False
-    carried: int = 0
+    transferred: int = 0
     fails: tuple[str, int] | None = None  # (method, step) that raises
     taken: int = 0
     matrix: torch.nn.Parameter = field(init=False)
@@ -89,24 +96,24 @@ class SmallWork:
         self.taken += 1
         return self.problem.batch(self.taken - 1)
 
-    def cut(self, batch: Any, step: int, micro_batches: int) -> list[Micro]:
+    def cut(self, batch: Any, step: int, micro_batches: int) -> list[MicroBatch]:
         if batch is None:
             nothing = torch.empty(0, dtype=torch.int64)
-            return [Micro({"item": [nothing], "user": [nothing]}, 0)] * micro_batches
+            return [MicroBatch({"item": [nothing], "user": [nothing]}, 0)] * micro_batches
         parts = []
         for part in range(micro_batches):
             chosen = slice(part, None, micro_batches)
             content = {name: value[chosen] for name, value in batch.items()}
             count = content["users"].numel()
             keys = {"item": [content["items"]], "user": [content["users"]]}
-            parts.append(Micro(keys, count, content if count else None))
+            parts.append(MicroBatch(keys, count, content if count else None))
         return parts
 
-    def carry(self, micro: Micro, lookups: Any) -> Micro:
-        self.carried += 1
+    def transfer(self, micro: MicroBatch, lookups: Any) -> MicroBatch:
+        self.transferred += 1
         return micro
 
-    def loss(self, micro: Micro, step: int, lookups: Any) -> torch.Tensor:
+    def loss(self, micro: MicroBatch, step: int, lookups: Any) -> torch.Tensor:
         if self.fails == ("loss", step):
             raise ArithmeticError("the loss failed")
         items_SLD = lookups["item"].rows_UD[lookups["item"].inverses[0]]
@@ -163,33 +170,33 @@ def plain_loop(
     tables: dict[str, Any] | None = None,
     together: Together | None = None,
     data_steps: int | None = None,
-    lend: Any = None,
+    read_rows: Any = None,
 ) -> tuple[SmallWork, dict[str, Any]]:
-    """Gather, forward, backward, apply, step; a rank whose data ends after `data_steps` goes on
-    with empty batches.
-    """
+    """Read, loss, backward, update; a rank whose data ends early continues with empty batches."""
     work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
     together = together or Together(Exchange(tables))
     exchange = together.exchange
     for step in range(problem.steps):
         batch = work.next_batch() if data_steps is None or step < data_steps else None
-        micros, lent = work.cut(batch, step, micro_batches), []
+        micros, lookups_of = work.cut(batch, step, micro_batches), []
         count = sum(micro.count for micro in micros)
         if together.everybody is not None:
             count = int(together.everybody.sum_(torch.tensor([count]))[0])
         rows_of = (
-            (lambda name, owned: tables[name].gather(owned)) if lend is None else lend(step, tables)
+            (lambda name, owned: tables[name].gather(owned))
+            if read_rows is None
+            else read_rows(step, tables)
         )
         for micro in micros:
             route = exchange.route(micro.keys)
-            lent.append(
+            lookups_of.append(
                 exchange.answer(
                     route, {name: rows_of(name, owned) for name, owned in route.owned.items()}
                 )
             )
             if micro.content is not None:
-                (work.loss(micro, step, lent[-1]) / count).backward()
-        collected = add([exchange.collect(lookups.route, lookups) for lookups in lent])
+                (work.loss(micro, step, lookups_of[-1]) / count).backward()
+        collected = add([exchange.collect(lookups.route, lookups) for lookups in lookups_of])
         if together.replicas is not None:
             collected = together.replicas.before_update(collected)
         for name, (keys, grads) in collected.items():
@@ -206,8 +213,9 @@ def plain_outcome(
 
 
 def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank: int = 0) -> Any:
-    """For `plain_loop`: lend rows as they were before step t - staleness; none older than step
-    `synchronous_steps`.
+    """Read rows for `plain_loop` as they were before step t - staleness.
+
+    None is older than step `synchronous_steps`.
     """
     snapshots: list[dict[str, torch.Tensor]] = []
     keys = {
@@ -215,12 +223,12 @@ def older_rows(staleness: int, synchronous_steps: int = 0, world: int = 1, rank:
         for name, rows in ROWS.items()
     }
 
-    def lend(step: int, tables: dict[str, Any]) -> Any:
+    def read_rows(step: int, tables: dict[str, Any]) -> Any:
         snapshots.append({name: table.gather(keys[name]) for name, table in tables.items()})
         old = snapshots[max(min(step, synchronous_steps), step - staleness)]
         return lambda name, owned: old[name][torch.searchsorted(keys[name], owned)]
 
-    return lend
+    return read_rows
 
 
 def stale_loop(
@@ -231,7 +239,7 @@ def stale_loop(
     synchronous_steps: int = 0,
 ) -> dict[str, Any]:
     return plain_outcome(
-        problem, optimizer, micro_batches, lend=older_rows(staleness, synchronous_steps)
+        problem, optimizer, micro_batches, read_rows=older_rows(staleness, synchronous_steps)
     )
 
 
@@ -242,4 +250,62 @@ def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         name: float((one[name].double() - other[name].double()).abs().max())
         for name in one
         if not torch.equal(one[name], other[name])
+    }
+
+
+def pipelined(
+    schedule: Schedule,
+    problem: Problem,
+    optimizer: RowOptimizer,
+    tables: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """What a pipeline trains by this schedule."""
+    work, tables = SmallWork(problem), tables or make_tables(problem, optimizer)
+    with Pipeline(schedule, work, tables, LaneGroups(Exchange(tables)), **options) as pipeline:
+        steps = [done.step for done in pipeline.steps()]
+    assert steps == list(range(problem.steps))
+    return outcome(work, tables)
+
+
+def seeded_delays(seed: int, slow: str | None = None) -> Callable[[Task], float]:
+    """Pauses before some tasks, decided by (seed, task), and before every task of stage `slow`."""
+
+    def delay(task: Task) -> float:
+        if slow == task.stage:
+            return 0.004
+        draw = hash((seed, task.step, task.micro, *task.stage.encode())) % 1000
+        return 0.0 if draw > 150 else 2e-3 * draw / 150
+
+    return delay
+
+
+def lanes_left() -> list[str]:
+    """Names of the threads that a pipeline or a loader has left behind."""
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream-")
+    ]
+
+
+def start_pipeline(
+    name: str, problem: Problem, **options: Any
+) -> tuple[SmallWork, dict[str, Any], Pipeline]:
+    """A work, its tables, and a pipeline over them that cuts batches in two."""
+    work, tables = SmallWork(problem), make_tables(problem, OPTIMIZERS["adam"])
+    schedule = make_schedule(name, micro_batches=2)
+    return work, tables, Pipeline(schedule, work, tables, LaneGroups(Exchange(tables)), **options)
+
+
+def tables_of(tier: str, directory: Path | None, **options: Any) -> dict[str, Any]:
+    """The problem's tables on a tier, with a small cache."""
+    common: dict[str, Any] = {
+        "seed": 5,
+        "init_scale": 0.5,
+        "directory": directory,
+        "cache_bytes": 1 << 12,
+        **options,
+    }
+    return {
+        name: make_table(tier, name, rows, DIM, OPTIMIZERS["adam"], **common)
+        for name, rows in ROWS.items()
     }

@@ -13,7 +13,7 @@ import torch
 
 PLACES = {
     "attention": ("attention",),
-    "softmax_attention": ("softmax_attention",),
+    "softmax_attention": ("causal_attention", "softmax_attention"),
     "losses": ("losses",),
     "pointwise": ("pointwise", "neighbours"),
     "rows": ("rows",),

@@ -1,5 +1,4 @@
-"""A stand-in for an accelerator: tensors of a device of their own, computed by the host, that
-refuse to be mixed with host tensors.
+"""A stand-in for an accelerator: its tensors refuse to be mixed with host tensors.
 
 It shows that everything which must be on the device is there and comes back from it; it knows no
 streams and says nothing of speed. Importing it changes torch for the whole process: tests use it in

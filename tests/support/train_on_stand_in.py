@@ -1,5 +1,4 @@
-"""Trains small recipes on the host and on the stand-in device and prints, per recipe, how the two
-runs differ (JSON).
+"""Trains small recipes on the host and on the stand-in device; prints how they differ (JSON).
 
 python train_on_stand_in.py SCRATCH
 """
@@ -69,9 +68,7 @@ def trained(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def compare(store: SequenceStore, scratch: Path, case: dict) -> dict[str, object]:
-    """One recipe on the host and on the device, in two sessions each; in double precision, where
-    Adam does not blow up rounding.
-    """
+    """Train a recipe on both, in two sessions; in double precision, where rounding stays small."""
     host, device = (
         [
             train(

@@ -1,15 +1,23 @@
 """A small store and small recipes for the tests of training."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors.torch import load_file
 
+from slipstream.bundle import Bundle
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore, write_store
+from slipstream.training import checkpoint
+from slipstream.training.features import Features
 from slipstream.training.recipe import Recipe
+from slipstream.training.recommender import Recommender
+from slipstream.training.step import StepInputs
+from slipstream.training.telemetry import read_metrics
 
 
 def codes(values: np.ndarray, cardinality: int) -> pa.Array:
@@ -21,9 +29,7 @@ def codes(values: np.ndarray, cardinality: int) -> pa.Array:
 def small_store(
     directory: Path, *, users: int = 12, items: int = 15, seed: int = 0, mean_length: int = 8
 ) -> SequenceStore:
-    """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last, so that
-    there is something to learn.
-    """
+    """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 2 * mean_length, users)
     lengths[:2] = (1, 2 * mean_length)
@@ -81,6 +87,33 @@ def small_recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(content)
 
 
+def recommender_of(bundle: Bundle) -> Recommender:
+    """The recommender a bundle was exported from, made from nothing but the bundle."""
+    sizes = bundle.description["sizes"]
+    features = Features(
+        sizes["num_items"],
+        bundle.part("codes"),
+        sizes["item_cardinalities"],
+        sizes["user_cardinalities"],
+    )
+    recommender = Recommender(Recipe.model_validate(bundle.description["recipe"]), features)
+    recommender.model.load_state_dict(bundle.part("model"))
+    with torch.no_grad():
+        for name, rows_ND in bundle.part("tables").items():
+            recommender.tables[name].all_rows().copy_(rows_ND)
+    return recommender
+
+
+def read_step(recommender: Recommender, batch: JaggedBatch, step: int) -> StepInputs:
+    """Plan a step over a batch and read its rows."""
+    return recommender.read(recommender.plan_step(batch, step))
+
+
+def loss_of(recommender: Recommender, batch: JaggedBatch, step: int) -> torch.Tensor:
+    """The loss of a step over a batch, summed."""
+    return recommender.loss(read_step(recommender, batch, step))
+
+
 def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
     """Some users of a batch as a batch of their own."""
     spans = [slice(int(batch.offsets_B1[b]), int(batch.offsets_B1[b + 1])) for b in users]
@@ -101,3 +134,32 @@ def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
         actions={name: tokens(value) for name, value in batch.actions.items()},
         user_features={name: value[users] for name, value in batch.user_features.items()},
     )
+
+
+def saved_tensors(run_dir: Path, kind: str = checkpoint.LAST) -> dict[str, torch.Tensor]:
+    """The tensors of a run's newest checkpoint of a kind."""
+    newest = checkpoint.latest(run_dir / "checkpoints", kind)
+    assert newest is not None
+    return load_file(newest / checkpoint.TENSORS)
+
+
+def same_tensors(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    """Whether two checkpoints are bit for bit the same."""
+    return one.keys() == two.keys() and all(
+        torch.equal(value, two[name]) for name, value in one.items()
+    )
+
+
+def logged_losses(run_dir: Path) -> list[tuple[int, float]]:
+    """(step, loss) of every line of a run's metrics that has a loss."""
+    return [
+        (record["step"], record["loss"])
+        for record in read_metrics(run_dir / "metrics.jsonl")
+        if "loss" in record
+    ]
+
+
+def growing(figures: list[float]) -> Callable[..., dict[str, float]]:
+    """An evaluation that gives these figures one after the other, then falls."""
+    values = iter(figures)
+    return lambda recommender, store, recipe, which: {"HR@10": next(values, 0.0), "NDCG@10": 0.0}

@@ -11,12 +11,11 @@ import torch.distributed as dist
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
-from slipstream.errors import SlipstreamError
 from slipstream.tables.slices import Placement
 from slipstream.training.evaluation import evaluate
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
-from slipstream.training.ranks import ALONE, Ranks, arrange, mesh_shape
+from slipstream.training.ranks import ALONE, Ranks, arrange
 from slipstream.training.recommender import Recommender
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.training_fixtures import small_recipe, small_store
@@ -235,9 +234,3 @@ def test_two_ranks_equal_one(tmp_path, store):
             dtypes=["float64"],
         )
     )
-
-
-def test_mesh_shapes():
-    assert mesh_shape("auto", 6) == (1, 6) and mesh_shape("2x3", 6) == (2, 3)
-    with pytest.raises(SlipstreamError, match="mesh 2x2 needs 4 ranks, but 3 were started"):
-        mesh_shape("2x2", 3)

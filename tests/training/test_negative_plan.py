@@ -1,23 +1,25 @@
-"""Sharing negatives between tokens: the groups, the objective, the lookups it does not cost, and
-who may be mixed with whom.
-"""
+"""Sharing negatives between tokens: the groups, the objective, the lookups, what mixes samples."""
 
 import pytest
 import torch
 
 from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
-from slipstream.ops.grouped_types import TokenGroups
-from slipstream.pipeline.peers import Peers
+from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.training.loop import train_step
 from slipstream.training.negative_plan import share_groups
-from slipstream.training.objective import RetrievalLossInputs, literal_shared_softmax
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from slipstream.training.scheduled import RecommenderWork
-from tests.support.training_fixtures import small_recipe, small_store, users_of
+from tests.support.training_fixtures import (
+    loss_of,
+    read_step,
+    small_recipe,
+    small_store,
+    users_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +59,28 @@ def test_groups_are_a_seeded_permutation_within_each_segment():
 def test_the_loss_is_each_tokens_softmax_over_its_groups_sets(store, within):
     ours, sampler = recommender(store, share=3, share_within=within)
     batch = sampler.next_batch()
-    gathered = ours.gather(batch, 5)
-    loss, count = ours.loss_sum(batch, 5, gathered)
-    rows = torch.nn.functional.normalize(gathered.lookups["item"].rows_UD, dim=-1, eps=1e-6)
-    hidden = torch.nn.functional.normalize(ours.forward(gathered), dim=-1, eps=1e-6)[
-        gathered.supervised_S
+    inputs = read_step(ours, batch, 5)
+    plan, loss = inputs.plan, ours.loss(inputs)
+    rows = torch.nn.functional.normalize(inputs.lookups["item"].rows_UD, dim=-1, eps=1e-6)
+    hidden = torch.nn.functional.normalize(ours.forward(inputs), dim=-1, eps=1e-6)[
+        plan.supervised_S
     ]
-    places = {key: place for place, key in enumerate(gathered.lookups["item"].unique_U.tolist())}
+    places = {key: place for place, key in enumerate(inputs.lookups["item"].unique_U.tolist())}
     expected = torch.zeros((), dtype=torch.float64)
     for first, last in zip(
-        gathered.groups.offsets_G1[:-1].tolist(),
-        gathered.groups.offsets_G1[1:].tolist(),
+        plan.groups.offsets_G1[:-1].tolist(),
+        plan.groups.offsets_G1[1:].tolist(),
         strict=True,
     ):
-        rivals = gathered.negatives[first:last].flatten().tolist()
+        rivals = plan.negatives[first:last].flatten().tolist()
         for t in range(first, last):
-            target = int(batch.next_items_T[gathered.supervised_S[t]])
+            target = int(batch.next_items_T[plan.supervised_S[t]])
             scores = [
                 hidden[t] @ rows[places[item]] / 0.05
                 for item in [target, *(item for item in rivals if item != target)]
             ]
             expected = expected + torch.logsumexp(torch.stack(scores), 0) - scores[0]
-    assert count == gathered.groups.offsets_G1[-1] and torch.allclose(loss, expected, rtol=1e-11)
+    assert plan.count == plan.groups.offsets_G1[-1] and torch.allclose(loss, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("k", [2, 4])
@@ -87,15 +89,15 @@ def test_sharing_looks_up_nothing_more(store, k, within):
     plain, sampler = recommender(store)
     shared, _ = recommender(store, share=k, share_within=within)
     batch = sampler.next_batch()
-    asked = [each.plan_step(batch, 2).keys["item"] for each in (plain, shared)]
+    asked = [each.plan_step(batch, 2).keys["item"].lists() for each in (plain, shared)]
     assert [lists.numel() for lists in asked[0]] == [lists.numel() for lists in asked[1]]
     # The very same items: tokens keep the sets they had without sharing, only their order differs.
     assert torch.equal(
         torch.cat([x.flatten() for x in asked[0]]).sort().values,
         torch.cat([x.flatten() for x in asked[1]]).sort().values,
     )
-    gathered = [each.gather(batch, 2) for each in (plain, shared)]
-    assert torch.equal(gathered[0].lookups["item"].unique_U, gathered[1].lookups["item"].unique_U)
+    inputs = [read_step(each, batch, 2) for each in (plain, shared)]
+    assert torch.equal(inputs[0].lookups["item"].unique_U, inputs[1].lookups["item"].unique_U)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +112,8 @@ def test_cutting_a_batch_does_not_change_what_stays_within_sequences(store, opti
     ours, sampler = recommender(store, **options)
     batch = sampler.next_batch()
     assert ours.mixes_samples is None
-    whole, _ = ours.loss_sum(batch, 4)
-    parts = [ours.loss_sum(users_of(batch, users), 4)[0] for users in ([0, 3], [1, 2, 4, 5])]
+    whole = loss_of(ours, batch, 4)
+    parts = [loss_of(ours, users_of(batch, users), 4) for users in ([0, 3], [1, 2, 4, 5])]
     assert torch.allclose(whole, sum(parts), rtol=1e-12)
 
 
@@ -130,8 +132,8 @@ def test_what_mixes_samples_says_so_and_a_cutting_schedule_refuses_it(store, opt
     )
     assert ours.mixes_samples == key
     batch = sampler.next_batch()
-    whole, _ = ours.loss_sum(batch, 4)
-    parts = [ours.loss_sum(users_of(batch, users), 4)[0] for users in ([0, 3], [1, 2, 4, 5])]
+    whole = loss_of(ours, batch, 4)
+    parts = [loss_of(ours, users_of(batch, users), 4) for users in ([0, 3], [1, 2, 4, 5])]
     assert not torch.allclose(whole, sum(parts), rtol=1e-6)  # the mark is true
     work = RecommenderWork(ours, make_adamw(ours.model, ours.recipe.optimizer), lambda: None, 10)
     with pytest.raises(SlipstreamError, match=key):
@@ -139,55 +141,32 @@ def test_what_mixes_samples_says_so_and_a_cutting_schedule_refuses_it(store, opt
             make_schedule("nested", micro_batches=2),
             work,
             ours.tables.tables,
-            Peers(ours.tables.exchange),
+            LaneGroups(ours.tables.exchange),
         )
 
 
 def test_one_set_per_sequence_is_drawn_by_the_sequences_name(store):
     ours, sampler = recommender(store, kind="sequence_softmax")
     batch = sampler.next_batch()
-    gathered = ours.gather(batch, 1)
+    plan = ours.plan_step(batch, 1)
     used = [b for b in range(batch.num_users) if batch.lengths_B[b] > 0]
-    assert gathered.negatives.shape == (len(used), 6)
-    alone = ours.gather(users_of(batch, [3]), 1)
-    assert torch.equal(alone.negatives[0], gathered.negatives[used.index(3)])
-    assert gathered.groups.offsets_G1.diff().tolist() == [int(batch.lengths_B[b]) for b in used]
-
-
-def test_the_literal_reading_is_another_objective():
-    draw = torch.Generator().manual_seed(2)
-    hidden, rows = (
-        torch.randn(n, 8, generator=draw, dtype=torch.float64).requires_grad_() for n in (5, 12)
-    )
-    targets, negatives = (
-        torch.randint(12, (5,), generator=draw),
-        torch.randint(12, (5, 7), generator=draw),
-    )
-    groups = TokenGroups(torch.tensor([0, 3, 5]), torch.tensor([0, 3, 5]))
-    loss = literal_shared_softmax(
-        RetrievalLossInputs(hidden, rows, targets, negatives, 0.5, groups=groups, literal=True)
-    )
-    logits = hidden @ rows.T / 0.5
-    for t, members in enumerate([range(3), range(3), range(3), range(3, 5), range(3, 5)]):
-        others = [
-            logits[m, n] for m in members for n in negatives[m].tolist() if n != int(targets[t])
-        ]
-        expected = (
-            torch.logsumexp(torch.stack([logits[t, targets[t]], *others]), 0)
-            - logits[t, targets[t]]
-        )
-        assert torch.allclose(loss[t], expected, rtol=1e-12)
-    loss[0].backward()
-    assert (
-        hidden.grad[1].abs().max() > 0 and hidden.grad[3].abs().max() == 0
-    )  # its neighbours' queries are pushed, too
+    assert plan.negatives.shape == (len(used), 6)
+    alone = ours.plan_step(users_of(batch, [3]), 1)
+    assert torch.equal(alone.negatives[0], plan.negatives[used.index(3)])
+    assert plan.groups.offsets_G1.diff().tolist() == [int(batch.lengths_B[b]) for b in used]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"share": 2}, {"share": 4, "share_within": "batch"}, {"share": 2, "share_by": "logits"}, {"kind": "sequence_softmax"},
-     {"sampling": "in_batch"}, {"sampling": "mixed", "mixed_share": 0.3, "share": 2}],
-)  # fmt: skip
+    [
+        {"share": 2},
+        {"share": 4, "share_within": "batch"},
+        {"share": 2, "share_by": "logits"},
+        {"kind": "sequence_softmax"},
+        {"sampling": "in_batch"},
+        {"sampling": "mixed", "mixed_share": 0.3, "share": 2},
+    ],
+)
 def test_every_option_learns(store, options):
     recipe = small_recipe(
         loss={"negatives": 6, "temperature": 0.3, **options}, sampler={"batch_size": 6}
@@ -197,7 +176,7 @@ def test_every_option_learns(store, options):
         TrainingSampler(store, recipe.sampler, split=recipe.split, seed=1),
     )
     optimizer, batch = make_adamw(ours.model, recipe.optimizer), sampler.next_batch()
-    losses = [train_step(ours, optimizer, batch, 0, 100)[0] for _ in range(15)]
+    losses = [train_step(ours, optimizer, batch, 0, 100).loss_sum for _ in range(15)]
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -209,3 +188,16 @@ def test_options_that_do_not_fit_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             small_recipe(loss=options)
+
+
+def test_only_valid_positions_have_negatives(tmp_path):
+    """Ids are drawn for the supervised tokens of the jagged batch, never for padding."""
+    store = small_store(tmp_path, users=9)
+    ours = Recommender.build(small_recipe(sampler={"batch_size": 9}), store)
+    batch = TrainingSampler(
+        store, ours.recipe.sampler, seed=1, split=ours.recipe.split
+    ).next_batch()
+    plan = ours.plan_step(batch, 0)
+    valid = int((batch.next_items_T >= 0).sum())
+    padded = batch.num_users * int(batch.lengths_B.max())
+    assert plan.keys["item"].negatives.shape == (valid, 5) and valid < padded

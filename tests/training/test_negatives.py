@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from slipstream.ops import native
 from slipstream.ops.counter_random import random_integers
@@ -15,7 +14,6 @@ from slipstream.training.negatives import (
     alias_table,
     training_counts,
 )
-from slipstream.training.objective import RETRIEVAL_LOSSES, RetrievalLossInputs
 
 TOKENS = torch.tensor([5, 2**40 + 3, 17, 0, -1])
 
@@ -87,69 +85,6 @@ def test_wrong_draws_are_refused():
         draw_items(
             0, TOKENS, 3, 5, threshold_N=torch.zeros(4, dtype=torch.int64), alias_N=torch.arange(5)
         )
-
-
-def question(shared: bool = False, log_q: bool = False) -> RetrievalLossInputs:
-    generator = torch.Generator().manual_seed(0)
-    hidden, rows = (
-        torch.randn(n, 4, dtype=torch.float64, generator=generator).requires_grad_() for n in (6, 9)
-    )
-    negatives = torch.randint(0, 9, (11,) if shared else (6, 11), generator=generator)
-    logs = (torch.randn(9, dtype=torch.float64, generator=generator)) if log_q else None
-    targets = torch.tensor([0, 3, 3, 8, 1, 2])
-    target_log_q, negative_log_q = (
-        (None, None) if logs is None else (logs[targets], logs[negatives])
-    )
-    return RetrievalLossInputs(hidden, rows, targets, negatives, 0.7, target_log_q, negative_log_q)
-
-
-@pytest.mark.parametrize("kind", ["sampled_softmax", "shared_softmax"])
-@pytest.mark.parametrize("log_q", [False, True])
-def test_softmax_losses_mask_accidental_hits_and_correct_by_log_q(kind, log_q):
-    asked = question(shared=kind == "shared_softmax", log_q=log_q)
-    logits = asked.hidden_SD @ asked.rows_UD.T / asked.temperature
-    for t, loss in enumerate(RETRIEVAL_LOSSES[kind].per_token(asked)):
-        negatives = asked.negatives if kind == "shared_softmax" else asked.negatives[t]
-        corrections = (
-            torch.zeros(11)
-            if not log_q
-            else (
-                asked.negative_log_q if asked.negative_log_q.dim() == 1 else asked.negative_log_q[t]
-            )
-        )
-        target = int(asked.targets_S[t])
-        scores = [logits[t, target] - (asked.target_log_q_S[t] if log_q else 0)]
-        scores += [
-            logits[t, n] - q
-            for n, q in zip(negatives.tolist(), corrections, strict=True)
-            if n != target
-        ]
-        assert torch.allclose(loss, torch.logsumexp(torch.stack(scores), 0) - scores[0], rtol=1e-10)
-
-
-def test_full_softmax_is_cross_entropy():
-    asked = question()
-    loss = RETRIEVAL_LOSSES["full_softmax"].per_token(asked)
-    logits = asked.hidden_SD @ asked.rows_UD.T / asked.temperature
-    assert torch.allclose(
-        loss, F.cross_entropy(logits, asked.targets_S, reduction="none"), rtol=1e-10
-    )
-
-
-def test_bce_and_its_gradients_are_the_formula():
-    asked = question()
-    loss = RETRIEVAL_LOSSES["bce"].per_token(asked)
-    logits = asked.hidden_SD @ asked.rows_UD.T / asked.temperature
-    expected = F.softplus(-logits.gather(1, asked.targets_S[:, None])).squeeze(1)
-    hits = asked.negatives == asked.targets_S[:, None]
-    assert hits.any()
-    expected = expected + F.softplus(logits.gather(1, asked.negatives)).masked_fill(hits, 0.0).sum(
-        1
-    )
-    assert torch.allclose(loss, expected, rtol=1e-10)
-    ours = torch.autograd.grad(loss.sum(), [asked.hidden_SD, asked.rows_UD], retain_graph=True)
-    plain = torch.autograd.grad(expected.sum(), [asked.hidden_SD, asked.rows_UD])
-    assert all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(ours, plain, strict=True))
 
 
 def test_negatives_from_the_batch_are_its_targets_and_mixed_ones_partly():

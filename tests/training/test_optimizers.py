@@ -1,6 +1,4 @@
-"""The dense optimiser is torch's AdamW, bit for bit, and a training process starts without loading
-the compiler.
-"""
+"""The dense optimiser is torch's AdamW, bit for bit, and training starts without the compiler."""
 
 import subprocess
 import sys
@@ -61,6 +59,7 @@ def test_steps_have_the_bits_of_torch_adamw(clip_norm):
         assert all(parameter.grad is None for parameter in models[0].parameters())
 
 
+@pytest.mark.system
 def test_training_starts_without_the_compiler(tmp_path: Path):
     command = [sys.executable, "-c", START, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())

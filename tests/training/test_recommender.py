@@ -1,6 +1,4 @@
-"""The plain loop against training written out by hand: nn.Embedding, torch's optimisers, dense
-logits, no room of ours between.
-"""
+"""A recommender against training written out by hand: nn.Embedding, torch's optimisers."""
 
 import pytest
 import torch
@@ -13,7 +11,13 @@ from slipstream.training.features import labels_TA
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
-from tests.support.training_fixtures import small_recipe, small_store, users_of
+from tests.support.training_fixtures import (
+    loss_of,
+    read_step,
+    small_recipe,
+    small_store,
+    users_of,
+)
 
 STEPS = 6
 RANKING = {
@@ -34,8 +38,9 @@ def sampler_of(recipe, store):
     )
 
 
-def plain_loss(model, embedding, batch, gathered, temperature):
+def plain_loss(model, embedding, plan, temperature):
     """Sampled softmax over dense logits, as a reader of the paper would write it."""
+    batch = plan.batch
     hidden = model(
         ModelInput(
             rows={"item": embedding(batch.items_T)},
@@ -43,14 +48,14 @@ def plain_loss(model, embedding, batch, gathered, temperature):
             timestamps_T=batch.timestamps_T,
             next_timestamps_T=batch.next_timestamps_T,
             token_ids_T=batch.token_ids_T,
-            dropout_seed=gathered.dropout_seed,
+            dropout_seed=plan.dropout_seed,
         )
     )
     logits = F.normalize(hidden, dim=1) @ F.normalize(embedding.weight, dim=1).T / temperature
     total, count = torch.zeros((), dtype=torch.float64), 0
     for t in batch.supervised_T.nonzero().flatten().tolist():
         target = int(batch.next_items_T[t])
-        rivals = [n for n in gathered.negatives[count].tolist() if n != target]
+        rivals = [n for n in plan.negatives[count].tolist() if n != target]
         total = total + torch.logsumexp(logits[t, [target, *rivals]], 0) - logits[t, target]
         count += 1
     return total / count
@@ -88,12 +93,12 @@ def test_training_equals_a_plain_pytorch_loop(store, optimizer, kind):
         plain.model.parameters(), lr=0.01, betas=(0.9, 0.98), weight_decay=0.1
     )
     rows = torch.optim.AdamW(embedding.parameters(), lr=0.02, betas=(0.9, 0.98), weight_decay=0.0)
-    optimizer, memory = make_adamw(ours.model, recipe.optimizer), {}
+    ours_dense, memory = make_adamw(ours.model, recipe.optimizer), {}
     sampler = sampler_of(recipe, store)
     for step in range(STEPS):
         batch, factor = sampler.next_batch(), min(1.0, (step + 1) / 2)
-        gathered = plain.gather(batch, step)
-        loss = plain_loss(plain.model, embedding, batch, gathered, recipe.loss.temperature)
+        plan = plain.plan_step(batch, step)
+        loss = plain_loss(plain.model, embedding, plan, recipe.loss.temperature)
         dense.zero_grad()
         rows.zero_grad()
         loss.backward()
@@ -104,7 +109,7 @@ def test_training_equals_a_plain_pytorch_loop(store, optimizer, kind):
             rows.step()
         else:
             touched = (
-                torch.cat([batch.items_T, batch.next_items_T, gathered.negatives.flatten()])
+                torch.cat([batch.items_T, batch.next_items_T, plan.negatives.flatten()])
                 .unique()
                 .tolist()
             )
@@ -117,8 +122,8 @@ def test_training_equals_a_plain_pytorch_loop(store, optimizer, kind):
                     memory,
                     0.02 * factor,
                 )
-        summed, count = train_step(ours, optimizer, batch, step, STEPS)
-        assert summed / count == pytest.approx(float(loss.detach()), rel=1e-9)
+        result = train_step(ours, ours_dense, batch, step, STEPS)
+        assert result.loss_sum / result.count == pytest.approx(float(loss.detach()), rel=1e-9)
     assert torch.allclose(ours.tables["item"].weights_ND, embedding.weight, rtol=1e-6, atol=1e-9)
     for mine, theirs in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-9)
@@ -129,10 +134,9 @@ def gradients(recommender, parts, step, total):
     recommender.model.zero_grad()
     lookups = []
     for part in parts:
-        gathered = recommender.gather(part, step)
-        loss, _ = recommender.loss_sum(part, step, gathered)
-        (loss / total).backward()
-        lookups.append(gathered.lookups)
+        inputs = read_step(recommender, part, step)
+        (recommender.loss(inputs) / total).backward()
+        lookups.append(inputs.lookups)
     dense = {
         name: p.grad.clone()
         for name, p in recommender.model.named_parameters()
@@ -171,7 +175,7 @@ def test_how_a_batch_is_cut_does_not_change_its_gradient(store, changes):
     )
     recommender = Recommender.build(recipe, store, torch.float64)
     batch = sampler_of(recipe, store).next_batch()
-    total = recommender.gather(batch, 7).supervised_S.numel()
+    total = recommender.plan_step(batch, 7).count
     assert total > 3
     whole = gradients(recommender, [batch], 7, total)
     thirds = gradients(
@@ -195,8 +199,8 @@ def test_ranking_predicts_what_its_loss_trains(store):
     expected = F.binary_cross_entropy(predicted_SA, labels_SA, reduction="none") * torch.tensor(
         [1.0, 0.5]
     )
-    loss, count = recommender.loss_sum(batch, 0)
-    assert count == int(batch.supervised_T.sum())
+    loss = loss_of(recommender, batch, 0)
+    assert recommender.plan_step(batch, 0).count == int(batch.supervised_T.sum())
     assert float(loss.detach()) == pytest.approx(float(expected.sum()), rel=1e-9)
 
 
@@ -210,5 +214,5 @@ def test_queries_and_catalogue_are_what_the_loss_compares(store):
         recommender.queries_SD(batch) @ recommender.catalogue_ND().T / recipe.loss.temperature
     )
     expected = F.cross_entropy(logits_SN, batch.next_items_T[batch.supervised_T], reduction="sum")
-    loss, _ = recommender.loss_sum(batch, 0)
+    loss = loss_of(recommender, batch, 0)
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-9)

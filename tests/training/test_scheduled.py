@@ -1,8 +1,4 @@
-"""Recipes with a schedule: the same training as the plain loop, resumed exactly, traced, and
-refused where it would differ.
-"""
-
-import threading
+"""Recipes with a schedule: the plain loop's training, resumed exactly, traced, or refused."""
 
 import pytest
 import torch
@@ -13,11 +9,12 @@ from slipstream.errors import SlipstreamError
 from slipstream.pipeline.trace import read_trace
 from slipstream.tables.slices import Placement
 from slipstream.training import checkpoint, loop
-from slipstream.training.ranks import Ranks
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import trained_digest
 from slipstream.training.run import train
-from slipstream.training.scheduled import load_moved, recipe_schedule, save_moved
+from slipstream.training.scheduled import load_stale_rows, recipe_schedule, stale_row_files
 from slipstream.training.telemetry import read_metrics
+from tests.support.pipeline_problem import lanes_left
 from tests.support.training_fixtures import small_recipe, small_store
 
 
@@ -40,12 +37,6 @@ def same(one, other):
     return one.keys() == other.keys() and all(
         torch.equal(value, other[name]) for name, value in one.items()
     )
-
-
-def lanes_left():
-    return [
-        thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream-")
-    ]
 
 
 @pytest.fixture
@@ -88,13 +79,13 @@ def test_an_interrupted_run_goes_on_bit_for_bit(store, tmp_path, schedule, monke
     train(recipe, store, tmp_path / "whole", quiet=True)
     stops, real = iter((2, 5, 8)), loop.run_loop
 
-    def stopped_in_the_middle(*arguments):
-        hooks, at, on_step = arguments[4], next(stops, None), arguments[4].on_step
+    def stopped_in_the_middle(recipe, steps, loader, progress, hooks, ranks):
+        at, on_step = next(stops, None), hooks.on_step
         hooks.on_step = lambda progress, batch: (
             on_step(progress, batch),
             hooks.stop.set() if progress.step == at else None,
         )
-        return real(*arguments)
+        return real(recipe, steps, loader, progress, hooks, ranks)
 
     monkeypatch.setattr("slipstream.training.run.run_loop", stopped_in_the_middle)
     statuses = [train(recipe, store, tmp_path / "cut", quiet=True).status for _ in range(4)]
@@ -149,15 +140,15 @@ def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
     keys, weights = torch.arange(40), torch.arange(80.0).view(40, 2)
     for rank in range(2):
         mine = Placement(2).owner_of(keys) == rank
-        files = save_moved(
+        files = stale_row_files(
             {7: {"feature/colour": (keys[mine], weights[mine])}}, Ranks(rank=rank, world=2)
         )
         for name, tensors in files.items():
             checkpoint.write_tensors(tmp_path / name, tensors)
-    assert save_moved({7: {}}, Ranks(rank=2, world=4, replicas=2)) == {}  # the second replica
+    assert stale_row_files({7: {}}, Ranks(rank=2, world=4, replicas=2)) == {}  # the second replica
     for shards in (1, 2, 3):
         found = [
-            load_moved(tmp_path, Ranks(rank=rank, world=shards))[7]["feature/colour"]
+            load_stale_rows(tmp_path, Ranks(rank=rank, world=shards))[7]["feature/colour"]
             for rank in range(shards)
         ]
         for rank, (found_keys, found_weights) in enumerate(found):
@@ -165,7 +156,17 @@ def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):
             assert torch.equal(found_keys, keys[mine]) and torch.equal(found_weights, weights[mine])
 
 
-def test_a_dense_table_rule_is_refused(store, tmp_path):
+def test_stale_rows_of_earlier_checkpoints_still_load(tmp_path):
+    rows = {7: {"item": (torch.arange(4), torch.arange(8.0).view(4, 2))}}
+    ((name, tensors),) = stale_row_files(rows, ALONE).items()
+    assert name == "stale-rows-00000.safetensors"
+    checkpoint.write_tensors(tmp_path / "moved-00000.safetensors", tensors)
+    found_keys, found_weights = load_stale_rows(tmp_path, ALONE)[7]["item"]
+    assert torch.equal(found_keys, rows[7]["item"][0])
+    assert torch.equal(found_weights, rows[7]["item"][1])
+
+
+def test_a_table_optimizer_that_updates_all_rows_is_refused(store, tmp_path):
     recipe = small_recipe(tables={"optimizer": "adamw"}, train={"schedule": "nested"})
-    with pytest.raises(SlipstreamError, match="moves rows that no batch touched"):
+    with pytest.raises(SlipstreamError, match="updates rows that no batch touched"):
         train(recipe, store, tmp_path / "run", quiet=True)

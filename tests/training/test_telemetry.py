@@ -78,7 +78,7 @@ def test_other_ranks_are_silent(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     line, out = line_on(True)
     line.show(1, 1, 2, "loss 1")
-    line.say("something")
+    line.print("something")
     line.close()
     assert out.getvalue() == ""
 

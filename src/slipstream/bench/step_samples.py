@@ -77,12 +77,10 @@ class JaggedStep:
         self.optimizer = make_adamw(self.recommender.model, self.recommender.recipe.optimizer)
 
     def __call__(self, batch: JaggedBatch) -> float:
-        """Take one step; returns the mean loss before it."""
-        loss, count = train_step(
-            self.recommender, self.optimizer, batch, self.steps_done, 1_000_000
-        )
+        """One step; the mean loss before it."""
+        result = train_step(self.recommender, self.optimizer, batch, self.steps_done, 1_000_000)
         self.steps_done += 1
-        return loss / max(count, 1)
+        return result.loss_sum / max(result.count, 1)
 
 
 def take_users(batch: JaggedBatch, users: np.ndarray) -> JaggedBatch:

@@ -1,9 +1,9 @@
-"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches by
-count or by token budget.
+"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches.
 
 Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers.
 `batch_size` and `token_budget` describe the *global* batch; `rank` takes its part of it. All ranks
-walk the same order and take the same number of steps.
+walk the same order and take the same number of steps. Touch this when batches are chosen in another
+way; `windows.py` makes them, `loader.py` makes them ahead.
 """
 
 from collections.abc import Iterator
@@ -69,8 +69,9 @@ class SamplerConfig(BaseModel):
 
 
 class TrainingSampler:
-    """Endless batches over epochs. A retrieval window is `max_len` (input, next) pairs, a ranking
-    window `max_len` behaviours.
+    """Endless batches over epochs.
+
+    A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class TrainingSampler:
         self.steps_per_epoch = len(self._plan.starts)
 
     def next_batch(self) -> JaggedBatch:
-        """This rank's part of the next global batch; goes over into the next epoch by itself."""
+        """Return this rank's part of the next global batch; the next epoch follows by itself."""
         if self.at_epoch_end:
             self.epoch, self._step = self.epoch + 1, 0
             self._plan = self._plan_epoch(self.epoch)
@@ -111,9 +112,7 @@ class TrainingSampler:
         return batch
 
     def epoch_batches(self) -> Iterator[JaggedBatch]:
-        """The batches left in this epoch (all of them at its start). Afterwards the sampler stands
-        at the next epoch's first.
-        """
+        """Yield the batches left in this epoch, or all of the next one when none is left."""
         if self.at_epoch_end:
             self.epoch, self._step = self.epoch + 1, 0
             self._plan = self._plan_epoch(self.epoch)
@@ -122,15 +121,15 @@ class TrainingSampler:
 
     @property
     def at_epoch_end(self) -> bool:
-        """Whether the last batch handed out was its epoch's last."""
+        """Whether the last batch was its epoch's last."""
         return self._step == len(self._plan.starts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the sampler stands: everything but two numbers is there to refuse a wrong restart."""
+        """Return the position (two numbers) and what a restart must have in common with it."""
         return {"epoch": self.epoch, "step": self._step, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the very next sample of the sampler that gave `state`, on any number of ranks."""
+        """Continue with the sample after that of `state`, on any number of ranks."""
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise SlipstreamError(
@@ -160,8 +159,7 @@ class TrainingSampler:
         lengths = self._windows_U[users]
         alpha = self.config.stochastic_length
         if alpha is not None:
-            # One draw per user of the store, in store order: the draw hangs on (seed, epoch, user)
-            # alone.
+            # One draw per user, in store order: it depends on (seed, epoch, user) alone.
             draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(
                 self._windows_U.size
             )
@@ -201,9 +199,7 @@ class TrainingSampler:
 
 
 class _Plan:
-    """One epoch: users in order, the tokens of each one's window, and where each global batch
-    starts.
-    """
+    """One epoch: users in order, tokens of their windows, and where each global batch starts."""
 
     def __init__(self, users: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
         self.users, self.lengths, self.starts = users, lengths, starts
@@ -212,9 +208,9 @@ class _Plan:
 def stochastic_lengths(
     lengths: np.ndarray, draws: np.ndarray, max_len: int, alpha: float
 ) -> np.ndarray:
-    """HSTU's stochastic length: a window of n > max_len^(alpha/2) tokens stays whole with
-    probability max_len^alpha / n^2.
+    """Apply HSTU's stochastic length to windows of n tokens.
 
+    A window of n > max_len^(alpha/2) tokens stays whole with probability max_len^alpha / n^2.
     Otherwise its most recent max_len^(alpha/2) tokens are taken, so that attention costs about
     max_len^alpha instead of n^2.
     """
@@ -224,9 +220,7 @@ def stochastic_lengths(
 
 
 def _budget_starts(lengths: np.ndarray, budget: int) -> np.ndarray:
-    """First sample of each batch when batches are filled in order until the next window would not
-    fit.
-    """
+    """Return the first sample of each batch; a batch ends before a window that does not fit."""
     ends = np.cumsum(lengths)
     starts, at = [], 0
     while at < lengths.size:
@@ -250,11 +244,10 @@ def evaluation_batches(
     task: Task = "retrieval",
     holdout: Split | None = None,
 ) -> Iterator[JaggedBatch]:
-    """Every user that can be split, in store order, with the most recent `max_len` tokens before
-    the end of the wanted part.
+    """Yield every user that can be split, in store order, up to the end of the wanted part.
 
-    For retrieval the last token asks for the last held-out behaviour; for ranking the held-out
-    behaviours are tokens themselves.
+    Each has the most recent `max_len` tokens. For retrieval the last token asks for the last held-
+    out behaviour; for ranking the held-out behaviours are tokens themselves.
     """
     if split not in ("validation", "test"):
         raise ValueError(f"split must be 'validation' or 'test', got {split!r}")

@@ -1,7 +1,7 @@
-"""Cuts windows out of the mapped store and lays them end to end: the one place where a
-`JaggedBatch` is made.
+"""Cuts windows out of the mapped store: the one place where a `JaggedBatch` is made.
 
 Everything is a handful of vectorised gathers over the mapping; no loop over users, no padding.
+Touch this when a batch gets another column, or when behaviours are held out in another way.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,7 @@ Task = Literal["retrieval", "ranking"]
 
 @dataclass(frozen=True)
 class Split:
-    """How many behaviours at the end of each log are held out: first `validation` of them, then
-    `test`.
+    """How many behaviours at the end of each log are held out: first `validation`, then `test`.
 
     A log too short to leave one behaviour for training is not split: all of it trains, none of it
     is evaluated.
@@ -37,11 +36,11 @@ class Split:
         return self.validation + self.test
 
     def train_lengths(self, lengths_U: np.ndarray) -> np.ndarray:
-        """How many behaviours of each log train."""
+        """Return how many behaviours of each log train."""
         return np.where(lengths_U > self.held_out, lengths_U - self.held_out, lengths_U)
 
     def evaluated_users(self, lengths_U: np.ndarray) -> np.ndarray:
-        """Rows of the users whose log is long enough to be split."""
+        """Return the rows of the users whose log is long enough to be split."""
         return np.flatnonzero(lengths_U > self.held_out)
 
 
@@ -54,12 +53,11 @@ def cut_windows(
     asked_from_B: np.ndarray,
     task: Task,
 ) -> JaggedBatch:
-    """Behaviours `begins_B[b]:ends_B[b]` of each user as tokens, places counted within the user's
-    log.
+    """Lay behaviours `begins_B[b]:ends_B[b]` of each user end to end, as tokens.
 
-    Behaviours from place `known_B[b]` on are not to be seen, not even as the next item of a token.
-    `supervised_T` marks the tokens that ask for a behaviour at place `asked_from_B[b]` or later:
-    the next one for retrieval, the own one for ranking.
+    Places count within the user's log. Behaviours from place `known_B[b]` on are not to be seen,
+    not even as the next item of a token. `supervised_T` marks the tokens that ask for a behaviour
+    at place `asked_from_B[b]` or later: the next one for retrieval, the own one for ranking.
     """
     lengths_B = ends_B - begins_B
     offsets_B1 = np.zeros(users_B.size + 1, dtype=np.int64)

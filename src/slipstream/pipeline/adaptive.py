@@ -1,11 +1,10 @@
-"""Chooses how many micro-batches and buffers a schedule should use, from the times of its first
-steps, and says why.
+"""Chooses the number of micro-batches and buffers from the times of a run's first steps.
 
 A step is probed whole and cut. Cutting costs compute (smaller kernels) and exchange (keys that
 travel again), and leaves only the first rows and the last gradients exposed: 1/N of the exchange.
 Both costs are taken as linear in N between the two probes. Where the cut step is no faster as
 measured, nothing is cut: there was nothing to hide. More buffers than one are filled ahead where
-retrieval fits into a step on average, but not always.
+retrieval fits into a step on average, but not always. Touch this to choose by another rule.
 """
 
 from collections.abc import Mapping
@@ -33,11 +32,12 @@ class Probe:
     longest_table: float
 
     def values(self) -> list[float]:
+        """Return the times in the order of the fields, to average them over ranks."""
         return [self.step, self.compute, self.exchange, self.reduce, self.table, self.longest_table]
 
 
 def probe(intervals: list[Interval], micro_batches: int) -> Probe:
-    """What the newest steps of a run took."""
+    """Measure the steps of these intervals, without the first ones."""
     ends = {
         each.step: each.end for each in intervals if each.stage == "update" and each.step >= WARM_UP
     }
@@ -72,7 +72,7 @@ def probe(intervals: list[Interval], micro_batches: int) -> Probe:
 
 
 def predicted(whole: Probe, cut: Probe, micro_batches: int) -> float:
-    """Seconds of a step cut into so many parts, by the line through both probes."""
+    """Predict the seconds of a step cut into so many parts, by the line through both probes."""
     share = (micro_batches - whole.micro_batches) / (cut.micro_batches - whole.micro_batches)
     compute = whole.compute + share * (cut.compute - whole.compute)
     exchange = whole.exchange + share * (cut.exchange - whole.exchange)
@@ -81,7 +81,7 @@ def predicted(whole: Probe, cut: Probe, micro_batches: int) -> float:
 
 
 def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]:
-    """The schedule to go on with, and a sentence for whoever watches."""
+    """Return the schedule to continue with, and a sentence that gives the reason."""
     if cut.step >= _WORTH_IT * whole.step:
         micro_batches = 1
         why = (
@@ -107,8 +107,8 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
     return make_schedule(schedule.name, micro_batches=micro_batches, buffers_ahead=ahead), sentence
 
 
-def agreed(probes: Mapping[int, list[float]]) -> dict[int, Probe]:
-    """Probes back from the numbers ranks have averaged."""
+def probes_from_means(probes: Mapping[int, list[float]]) -> dict[int, Probe]:
+    """Make probes again from the values that all ranks have averaged."""
     return {
         micro_batches: Probe(micro_batches, *values) for micro_batches, values in probes.items()
     }

@@ -1,9 +1,8 @@
-"""The rows of one step at their owner: weights and optimiser state together, lent, moved and
-written back from here.
+"""The rows of one step at their owner: weights and state, read, updated and written back.
 
-While step t computes from its (active) buffer, the (prefetch) buffer of step t+1 fills. Rows that t
-is about to move are not even read for t+1: they are copied over, state and all, once t has moved
-them.
+While step t computes from its buffer, the buffer of step t+1 fills. Rows that t is about to update
+are not read from the tables for t+1: they are copied over, state included, once t has updated them.
+Touch this when a row gets more state, or when what a step reads differs from what it updates.
 """
 
 from collections.abc import Mapping
@@ -20,15 +19,11 @@ class RowBuffer:
 
     def __init__(self, keys_U: torch.Tensor, weights_UD: torch.Tensor, state: State) -> None:
         self.keys_U, self.weights_UD, self.state = keys_U, weights_UD, state
-        self._lent_UD: torch.Tensor | None = (
-            None  # where other weights are lent than those that will be moved
-        )
+        self._older_UD: torch.Tensor | None = None  # what `read` returns where that is older
 
     @classmethod
-    def retrieved(cls, keys_U: torch.Tensor, rest_R: torch.Tensor, rows: Rows) -> "RowBuffer":
-        """A buffer whose rows at the places `rest_R` came from a table; the others are still to be
-        copied.
-        """
+    def from_table(cls, keys_U: torch.Tensor, rest_R: torch.Tensor, rows: Rows) -> "RowBuffer":
+        """Make a buffer from a table's rows at the places `rest_R`; the others are copied later."""
         if rest_R.numel() == keys_U.numel():
             return cls(keys_U, rows.weights_UD, dict(rows.state))
 
@@ -44,39 +39,41 @@ class RowBuffer:
         )
 
     def copy_rows(self, other: "RowBuffer", there_C: torch.Tensor, here_C: torch.Tensor) -> None:
-        """Take over rows of another buffer, weights and state."""
+        """Copy rows of another buffer, weights and state."""
         self.weights_UD.index_copy_(0, here_C, other.weights_UD.index_select(0, there_C))
         self.copy_state(other, there_C, here_C)
 
     def copy_state(self, other: "RowBuffer", there_C: torch.Tensor, here_C: torch.Tensor) -> None:
+        """Copy the optimiser state of another buffer's rows."""
         for name, value in self.state.items():
             value.index_copy_(0, here_C, other.state[name].index_select(0, there_C))
 
     def copy_from(self, origin: Sources, buffers: Mapping[int, "RowBuffer"]) -> None:
-        """Take over every row an earlier buffer holds."""
+        """Copy every row that an earlier buffer holds."""
         for step, there_C, here_C in origin.copies:
             self.copy_rows(buffers[step], there_C, here_C)
 
-    def lend_older(self, keys_H: torch.Tensor, weights_HD: torch.Tensor) -> None:
-        """Lend these weights for these keys (unique, ascending) where they are here, though newer
-        ones will be moved.
+    def read_older(self, keys_H: torch.Tensor, weights_HD: torch.Tensor) -> None:
+        """Let `read` return these weights for these keys; `update` still starts from the newest.
+
+        The keys are unique and ascending; those that are not in this buffer are left out.
         """
-        lent_UD = self.weights_UD.clone() if self._lent_UD is None else self._lent_UD
+        older_UD = self.weights_UD.clone() if self._older_UD is None else self._older_UD
         for _, there_C, here_C in sources(self.keys_U, {0: keys_H}).copies:
-            lent_UD.index_copy_(0, here_C, weights_HD.index_select(0, there_C))
-        self._lent_UD = lent_UD
+            older_UD.index_copy_(0, here_C, weights_HD.index_select(0, there_C))
+        self._older_UD = older_UD
 
-    def lend(self, places_O: torch.Tensor) -> torch.Tensor:
-        """A copy of the weights at these places."""
-        return (self.weights_UD if self._lent_UD is None else self._lent_UD).index_select(
-            0, places_O
-        )
+    def read(self, places_O: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the weights at these places."""
+        weights_UD = self.weights_UD if self._older_UD is None else self._older_UD
+        return weights_UD.index_select(0, places_O)
 
-    def move(self, optimizer: RowOptimizer, grads_UD: torch.Tensor, lr: float) -> None:
-        """One optimiser step of all rows."""
+    def update(self, optimizer: RowOptimizer, grads_UD: torch.Tensor, lr: float) -> None:
+        """Take one optimiser step of all rows."""
         optimizer.update_(
             self.weights_UD, self.state, torch.arange(self.keys_U.numel()), grads_UD, lr
         )
 
     def rows(self) -> Rows:
+        """Return the rows as tables take them."""
         return Rows(self.weights_UD, self.state)

@@ -7,7 +7,7 @@ unique keys of the batch; 1 is ideal. Samples are dealt out by length first, the
 that grows with the batch, not by the clock, so the same batch is always cut the same way.
 
 Parts need not be equal: only the first part's rows and the last part's gradients travel while
-nothing computes, so `window_shares` makes these two smaller.
+nothing computes, so `window_shares` makes these two smaller. Touch this to cut batches otherwise.
 """
 
 from itertools import pairwise
@@ -21,30 +21,32 @@ from slipstream.ops.sample_clustering import assign_samples
 
 # a part holds at most this times its share of the tokens (or one sample), and at least so much less
 SLACK = 1.08
-TAPER = 0.5  # size of the first and the last part, beside the others
+TAPER = 0.5  # size of the first and the last part, relative to the others
 # key visits of the annealing per token of the batch; without native code it has time for few
 VISITS = 128
 _VISITS_SLOWLY = 4
 
 
 def window_shares(micro_batches: int, taper: float = TAPER) -> np.ndarray:
-    """Each part's share of the tokens: a smaller first and last part where there are at least four."""
+    """Return each part's share of the tokens; with four parts or more, the ends are smaller."""
     shares_M = np.ones(micro_batches)
     if micro_batches >= 4:
         shares_M[[0, -1]] = taper
-    return shares_M / shares_M.sum()
+    shares_M /= shares_M.sum()
+    return shares_M
 
 
 def key_inflation(
     keys_T: torch.Tensor, offsets_B1: torch.Tensor, parts: list[torch.Tensor]
 ) -> float:
-    """Unique keys summed over the parts, over the unique keys of all of them."""
+    """Return the unique keys summed over the parts, divided by the unique keys of the batch."""
     places_B = [slice(int(a), int(b)) for a, b in pairwise(offsets_B1.tolist())]
     chosen = [
-        torch.cat([keys_T[:0], *(keys_T[places_B[int(user)]] for user in part)]).unique()
+        torch.unique(torch.cat([keys_T[:0], *(keys_T[places_B[int(user)]] for user in part)]))
         for part in parts
     ]
-    return sum(keys.numel() for keys in chosen) / max(torch.cat(chosen).unique().numel(), 1)
+    together = int(torch.unique(torch.cat(chosen)).numel())
+    return sum(int(keys.numel()) for keys in chosen) / max(together, 1)
 
 
 def cluster_samples(
@@ -54,9 +56,7 @@ def cluster_samples(
     taper: float = TAPER,
     visits: int | None = None,
 ) -> list[torch.Tensor]:
-    """`micro_batches` lists of samples (each ascending, perhaps empty) that together hold every
-    sample once.
-    """
+    """Cut samples into `micro_batches` ascending lists that share keys; lists may be empty."""
     lengths_B = offsets_B1.diff().numpy()
     if micro_batches == 1 or len(lengths_B) <= micro_batches:
         return list(torch.arange(len(lengths_B)).tensor_split(micro_batches))
@@ -73,7 +73,7 @@ def cluster_samples(
 def deal_samples(
     offsets_B1: torch.Tensor, micro_batches: int, taper: float = TAPER
 ) -> list[torch.Tensor]:
-    """Parts of the same sizes by length alone."""
+    """Cut samples into parts of the same sizes by length alone."""
     lengths_B = offsets_B1.diff().numpy()
     return _as_lists(
         torch.from_numpy(_deal(lengths_B, lengths_B.sum() * window_shares(micro_batches, taper))),
@@ -86,7 +86,7 @@ def _as_lists(parts_B: torch.Tensor, parts: int) -> list[torch.Tensor]:
 
 
 def _deal(lengths_B: np.ndarray, share_M: np.ndarray) -> np.ndarray:
-    """The longest samples first, each to the part that it leaves with the most room for its share."""
+    """Give each sample, longest first, to the part that has the most room left for its share."""
     parts_B, tokens, shares = (
         np.zeros(len(lengths_B), dtype=np.int64),
         [0.0] * len(share_M),

@@ -1,20 +1,20 @@
-"""The one engine: runs any schedule, lane by lane, each lane a thread with its own fixed order; the
-compute lane is the caller.
+"""Runs any schedule, lane by lane: each lane is a thread with its own fixed order.
 
-A lane takes its next task, waits until everything the schedule lists for it has ended, runs it, and
-says so. Nothing queues without bound: a stage's `ahead` is how far it may run before the update.
-The caller iterates over `steps()`; between two steps it may look at anything, and `settle()` first
-where it looks at tables.
+The compute lane is the caller. A lane takes its next task, waits until everything the schedule
+lists for it has ended, runs it, and records it. Nothing queues without bound: a stage's `ahead` is
+how far it may run before the update. The caller iterates over `steps()`; between two steps it may
+look at anything, and calls `settle()` first where it looks at tables.
 
-Ways to end, all of which join every thread: the data ends (`end`), the caller stops iterating, a
-stage raises (its error reaches the caller; what was updated is still written back). Where lanes
-talk to other ranks, a caller that stops lets them run to where all ranks' lanes stop anyway; after
-an error every lane gives up its process groups as it leaves, so that no peer waits for it.
+Every way to end joins every thread: the data ends (`end`), the caller stops iterating, a stage
+raises (its error reaches the caller; what was updated is still written back). Where lanes talk to
+other ranks, a caller that stops lets them run to where all ranks' lanes stop anyway; after an error
+every lane closes its process groups as it leaves, so that no other rank waits for it. Touch this
+when a pipeline starts, waits or ends in another way.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 
 from slipstream.pipeline import hazards
@@ -23,12 +23,12 @@ from slipstream.pipeline.ledger import FOREVER, Ledger
 from slipstream.pipeline.schedule import Lane, Schedule, Stage
 from slipstream.pipeline.trace import Interval, Trace
 
-# seconds lanes get to leave after a stop, and once more after being told to drop everything
-PATIENCE = 4.0
+# Seconds lanes get to leave. They return as soon as all have left, so large limits cost nothing.
+STOP_SECONDS = 60.0  # after an orderly stop: the lanes of other ranks may be slow
+ERROR_SECONDS = 8.0  # after an error: a lane may be stuck in a collective that never ends
 
-Action = Callable[
-    [int, int], int | None
-]  # (step, micro-batch); the first stage returns the number of micro-batches
+# (step, micro-batch) -> None; the first stage returns the step's number of micro-batches
+Action = Callable[[int, int], int | None]
 Delay = Callable[[Task], float]
 
 
@@ -37,8 +37,9 @@ class _Leave(Exception):
 
 
 class Executor:
-    """Runs `actions`, one per stage of `schedule`, from step `first` on. `give_up` closes a lane's
-    groups after an error.
+    """Runs `actions`, one per stage of `schedule`, from step `first` on.
+
+    `closers` close the process groups of a lane when it leaves after an error.
     """
 
     def __init__(
@@ -48,24 +49,19 @@ class Executor:
         *,
         trace: Trace | None = None,
         delay: Delay | None = None,
-        give_up: Mapping[Lane, Callable[[], None]] | None = None,
+        closers: Mapping[Lane, Callable[[], None]] | None = None,
         first: int = 0,
     ) -> None:
         if broken := hazards.problems(schedule):
             raise ValueError(
                 f"schedule '{schedule.name}' does not keep its promise: {'; '.join(broken)}"
             )
-        self.schedule, self.actions, self.trace, self.first = (
-            schedule,
-            actions,
-            trace or Trace(),
-            first,
-        )
-        self._delay, self._give_up, self._first = (
-            delay,
-            dict(give_up or {}),
-            schedule.stages[0].name,
-        )
+        if missing := [stage.name for stage in schedule.stages if stage.name not in actions]:
+            raise ValueError(f"schedule '{schedule.name}' has stages without action: {missing}")
+        self.schedule, self.actions, self.first = schedule, actions, first
+        self.trace = trace or Trace()
+        self._delay, self._closers = delay, dict(closers or {})
+        self._first = schedule.stages[0].name
         self._stages = {stage.name: stage for stage in schedule.stages}
         lanes = dict.fromkeys(stage.lane for stage in schedule.stages)
         self._busy = {lane: threading.Lock() for lane in lanes}
@@ -78,8 +74,8 @@ class Executor:
             for lane in threaded
         ]
 
-    def steps(self) -> Iterator[int]:
-        """Run step after step until the data ends; yields each step once it is updated."""
+    def steps(self) -> Generator[int, None, None]:
+        """Run step after step until the data ends; yield each step once it is updated."""
         for thread in self._threads:
             thread.start()
         try:
@@ -97,7 +93,7 @@ class Executor:
         self._shut(finished=True)
 
     def end(self, step: int) -> None:
-        """There is no step `step`; everything before it is still done."""
+        """Declare that there is no step `step`; everything before it is still done."""
         self._ledger.end(step)
 
     def settle(self, step: int) -> None:
@@ -115,33 +111,32 @@ class Executor:
             yield
 
     def _shut(self, *, finished: bool) -> None:
-        """Join all lanes and write back what was updated. Raises what a lane raised unless the
-        caller is told already.
-        """
-        ledger, told = self._ledger, self._ledger.error
-        if told is None and not finished:
-            if self._give_up:
-                ledger.close()
-            else:
-                ledger.stop()
-        patience = float("inf") if told is None and finished else PATIENCE
-        if not ledger.all_left(patience):
-            ledger.stop(told or RuntimeError("a lane did not stop in time"))
-            ledger.all_left(PATIENCE)
-        for thread in self._threads:
-            thread.join(PATIENCE)
-        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
-            ledger.stop(
-                RuntimeError(f"{', '.join(alive)} did not stop within {2 * PATIENCE:.0f} s")
-            )
-        else:
+        """Join all lanes and write back what was updated; raise a lane's error if it is new."""
+        ledger, known_error = self._ledger, self._ledger.error
+        seconds = ERROR_SECONDS if known_error is not None else STOP_SECONDS
+        if known_error is None and finished:
+            seconds = float("inf")
+        elif known_error is None and self._closers:
+            ledger.close()
+        elif known_error is None:
+            ledger.stop()
+        if not ledger.all_left(seconds):
+            ledger.stop(known_error or RuntimeError(f"a lane did not stop within {seconds:.0f} s"))
+            ledger.all_left(ERROR_SECONDS)
+        if ledger.all_left(0.0):
+            for thread in self._threads:
+                thread.join()
             self._drain()
-        if told is None and ledger.error is not None:
+        else:
+            alive = ", ".join(thread.name for thread in self._threads if thread.is_alive())
+            ledger.stop(RuntimeError(f"{alive} did not stop within {ERROR_SECONDS:.0f} s"))
+        if known_error is None and ledger.error is not None:
             raise ledger.error
 
     def _drain(self) -> None:
-        """Finish, in the caller's thread, what was updated and not yet written. What fails holds up
-        only what needs it.
+        """Finish in the caller's thread what was updated and not yet written back.
+
+        A task that fails holds up only the tasks that need it.
         """
         stages, failed = [stage for stage in self.schedule.stages if stage.drains], set[Task]()
         while ready := [
@@ -158,9 +153,7 @@ class Executor:
                 failed.add(task)
 
     def _step(self, step: int) -> bool:
-        """One step of the compute lane (of every lane, in a serial schedule); says whether there
-        was one.
-        """
+        """Run one step of the compute lane (a serial schedule: of all); False if there is none."""
         if self.schedule.serial:
             return self._serial_step(step)
         try:
@@ -183,7 +176,7 @@ class Executor:
         return step < self._ledger.last
 
     def _lane(self, lane: Lane) -> None:
-        """A lane's whole life."""
+        """Run a lane's tasks until there are none left."""
         stages = [stage for stage in self.schedule.stages if stage.lane == lane]
         try:
             for stage, step in hazards.lane_order(stages, self.first, FOREVER):
@@ -194,33 +187,33 @@ class Executor:
             pass
         except BaseException as error:
             self._ledger.stop(error)
-        if self._ledger.error is not None and lane in self._give_up:
-            self._give_up[lane]()
+        if self._ledger.error is not None and lane in self._closers:
+            self._closers[lane]()
         self._ledger.leave()
 
     def _stage(self, stage: Stage, step: int) -> None:
-        """All micro-batches of one stage of one step; a step that does not exist is passed over."""
-        ledger, asked = self._ledger, time.perf_counter()
+        """Run one stage of one step for all micro-batches; skip a step that does not exist."""
+        ledger, ready = self._ledger, time.perf_counter()
         if stage.name != self._first and not ledger.wait(Task(self._first, step)):
-            return self._pass_over(step)
+            return self._skip(step)
         for micro in range(ledger.micros(step) if stage.each else 1):
             task, cause = Task(stage.name, step, micro), None
             for need in ledger.needs(task):
                 if not ledger.wait(need):
-                    return self._pass_over(step)
-                if ledger.ended_at(need) > max(asked, ledger.ended_at(cause) if cause else 0.0):
+                    return self._skip(step)
+                if ledger.ended_at(need) > max(ready, ledger.ended_at(cause) if cause else 0.0):
                     cause = need
             if step >= ledger.last:
                 return None
-            self._run(stage, task, asked, cause)
-            asked = time.perf_counter()
+            self._run(stage, task, ready, cause)
+            ready = time.perf_counter()
         return None
 
-    def _pass_over(self, step: int) -> None:
+    def _skip(self, step: int) -> None:
         if self._ledger.stopping or step < self._ledger.last:
             raise _Leave
 
-    def _run(self, stage: Stage, task: Task, asked: float, cause: Task | None) -> None:
+    def _run(self, stage: Stage, task: Task, ready: float, cause: Task | None) -> None:
         if self._delay is not None:
             time.sleep(self._delay(task))
         with self._busy[stage.lane]:
@@ -231,17 +224,6 @@ class Executor:
             end = time.perf_counter()
         by_caller = threading.current_thread() not in self._threads
         waited_for = None if cause is None else (cause.stage, cause.step, cause.micro)
-        self.trace.add(
-            Interval(
-                stage.lane,
-                stage.name,
-                task.step,
-                task.micro,
-                asked,
-                begin,
-                end,
-                by_caller,
-                waited_for,
-            )
-        )
-        self._ledger.note(task, end, result if stage.name == self._first else None)
+        place = (stage.lane, stage.name, task.step, task.micro)
+        self.trace.add(Interval(*place, ready, begin, end, by_caller, waited_for))
+        self._ledger.record(task, end, result if stage.name == self._first else None)

@@ -1,11 +1,11 @@
-"""Hazards: which earlier write each read must wait for, proved from a schedule's listed order
-alone.
+"""Hazards: which earlier write each read must wait for, proved from a schedule's order alone.
 
 Rows of step t live in the tables and, once retrieved, in the buffer of step t. An update of step u
 < t reaches the rows of step t in one of two ways: it was written into the tables before t's
 retrieval read them, or it is copied from u's buffer over t's, after u's update and before t's rows
-are lent. A key that skips a batch (used by t-2 and t, not by t-1) is only safe because write(t-2)
+are read. A key that skips a batch (used by t-2 and t, not by t-1) is only safe because write(t-2)
 comes before retrieve(t). Everything here is pure: it looks at names and numbers, never at rows.
+Touch this when a stage reads, copies or writes rows in a new place.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +19,7 @@ from slipstream.pipeline.schedule import PACE, Schedule, Stage
 
 @dataclass(frozen=True)
 class Task:
-    """One stage of one step, of one micro-batch where the stage runs once for each (else micro is
-    0).
-    """
+    """One stage of one step; `micro` is 0 where the stage does not run once per micro-batch."""
 
     stage: str
     step: int
@@ -29,28 +27,24 @@ class Task:
 
 
 def copied_from(schedule: Schedule, step: int) -> range:
-    """The steps whose buffers are copied over the one of `step` before its rows are lent."""
+    """Return the steps whose buffers are copied over that of `step` before its rows are read."""
     return range(step - schedule.buffers_ahead, step - schedule.staleness)
 
 
 def refreshed_from(schedule: Schedule, step: int) -> range:
-    """The steps whose buffers are copied over the one of `step` after its rows were lent, so that
-    it moves current rows.
-    """
+    """Return the steps whose buffers are copied over that of `step` between reading and update."""
     return range(step - schedule.staleness, step)
 
 
 def kept_until(schedule: Schedule, step: int) -> int:
-    """The last step that may still copy from the buffer of `step`."""
+    """Return the last step that may still copy from the buffer of `step`."""
     return step + max(schedule.buffers_ahead, schedule.staleness)
 
 
 def needs(
     schedule: Schedule, task: Task, micros: Callable[[int], int], first: int = 0
 ) -> Iterator[Task]:
-    """The tasks that must have ended before this one may begin; steps and micro-batches that do not
-    exist are left out.
-    """
+    """Yield the tasks that must have ended before this one may begin, of those that exist."""
     for after in schedule.after(schedule[task.stage]):
         step = task.step - after.back
         if step < first:
@@ -64,7 +58,7 @@ def needs(
 
 
 def lane_order(stages: list[Stage], first: int, last: int) -> Iterator[tuple[Stage, int]]:
-    """(stage, step) in the order one lane runs them: round k takes each stage at step k + ahead."""
+    """Yield (stage, step) in a lane's order: round k takes each stage at step k + ahead."""
     for round_ in range(first - max(stage.ahead for stage in stages), last):
         for stage in stages:
             if first <= round_ + stage.ahead < last:
@@ -72,9 +66,7 @@ def lane_order(stages: list[Stage], first: int, last: int) -> Iterator[tuple[Sta
 
 
 def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[Task]:
-    """A step's tasks one after the other: neighbouring stages that run once per micro-batch take
-    turns.
-    """
+    """Yield a step's tasks one after the other; neighbouring `each` stages take turns."""
     place = 0
     while place < len(stages):
         group = [stages[place]]
@@ -90,7 +82,7 @@ def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[
 
 
 def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
-    """Every thread's tasks in its order."""
+    """Return every thread's tasks in its order."""
     if schedule.serial:
         return [
             [task for step in range(steps) for task in serial_order(schedule.stages, step, micros)]
@@ -109,15 +101,13 @@ def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
 
 
 def before(schedule: Schedule, steps: int, micros: int) -> dict[Task, frozenset[Task]]:
-    """For every task all tasks that certainly ended before it begins; tasks that can never begin
-    are left out.
-    """
+    """Return for each task all tasks that certainly end before it; stuck tasks are left out."""
     programs = [list(program) for program in _programs(schedule, steps, micros)]
     known: dict[Task, frozenset[Task]] = {}
     previous: list[Task | None] = [None] * len(programs)
-    moved = True
-    while moved:
-        moved = False
+    progress = True
+    while progress:
+        progress = False
         for place, program in enumerate(programs):
             while program:
                 task = program[0]
@@ -128,13 +118,13 @@ def before(schedule: Schedule, steps: int, micros: int) -> dict[Task, frozenset[
                     break
                 known[task] = frozenset(direct).union(*(known[each] for each in direct))
                 previous[place] = program.pop(0)
-                moved = True
+                progress = True
     return known
 
 
 @lru_cache(maxsize=64)
 def problems(schedule: Schedule) -> tuple[str, ...]:
-    """What a schedule's order fails to guarantee, in words; empty when it keeps its promise."""
+    """Return what a schedule's order fails to guarantee; empty if it keeps its promise."""
     steps, micros = 2 * schedule.buffers_ahead + schedule.staleness + 4, 2
     known = before(schedule, steps, micros)
     everything = [task for program in _programs(schedule, steps, micros) for task in program]
@@ -157,68 +147,63 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
 def _broken(
     schedule: Schedule, step: int, micros: int, ordered: Callable[[Task, Task], bool]
 ) -> Iterator[str]:
-    """The promises about one step's rows that the order does not keep."""
-    retrieve, moved = Task("retrieve", step), Task(schedule.moves, step)
+    """Yield the promises about one step's rows that the order does not keep."""
+    retrieve, updated = Task("retrieve", step), Task(schedule.row_update, step)
     yield from _unseen(schedule, step, ordered)
     for micro in range(micros):
         if not (
             ordered(retrieve, Task("answer", step, micro))
-            and ordered(Task("answer", step, micro), moved)
+            and ordered(Task("answer", step, micro), updated)
         ):
-            yield "rows are moved before all micro-batches have them"
+            yield "rows are updated before all micro-batches have read them"
     if "refresh" in schedule and not ordered(
         Task("answer", step, micros - 1), Task("refresh", step)
     ):
-        yield "rows are copied while they are being lent"
-    if not ordered(moved, Task("write", step)):
-        yield "rows are written back before they are moved"
-    if schedule.moves != PACE and not ordered(Task(PACE, step), moved):
-        yield "rows are moved before the step is certain"
+        yield "rows are copied while they are being read"
+    if not ordered(updated, Task("write", step)):
+        yield "rows are written back before they are updated"
+    if schedule.row_update != PACE and not ordered(Task(PACE, step), updated):
+        yield "rows are updated before the step is certain"
 
 
 def _unseen(schedule: Schedule, step: int, ordered: Callable[[Task, Task], bool]) -> Iterator[str]:
-    """Updates of earlier steps that may not reach this step's rows, or reach them sooner than
-    declared.
-    """
+    """Yield updates of earlier steps that may miss this step's rows, or reach them too soon."""
     retrieve, copies, refreshes = (
         Task("retrieve", step),
         copied_from(schedule, step),
         refreshed_from(schedule, step),
     )
     for earlier in range(step):
-        moved, landed, back = Task(schedule.moves, earlier), Task("write", earlier), step - earlier
+        updated, written = Task(schedule.row_update, earlier), Task("write", earlier)
+        back = step - earlier
         if earlier in copies:
             copy = Task("synchronise", step)
             if "synchronise" not in schedule or not (
-                ordered(moved, copy) and ordered(copy, Task("answer", step))
+                ordered(updated, copy) and ordered(copy, Task("answer", step))
             ):
-                yield f"rows moved {back} steps earlier are not copied before they are lent"
+                yield f"rows updated {back} steps earlier are not copied before they are read"
         elif earlier in refreshes:
             fresh = Task("refresh", step)
             if "refresh" not in schedule or not (
-                ordered(moved, fresh) and ordered(fresh, Task(schedule.moves, step))
+                ordered(updated, fresh) and ordered(fresh, Task(schedule.row_update, step))
             ):
-                yield f"rows moved {back} steps earlier are not copied before they are moved again"
-            if not ordered(retrieve, landed):
+                yield f"rows updated {back} steps earlier are not copied before the next update"
+            if not ordered(retrieve, written):
                 yield f"retrieval may or may not see the write-back of {back} steps earlier"
-        elif not ordered(landed, retrieve):
+        elif not ordered(written, retrieve):
             yield f"retrieval does not wait for the write-back of {back} steps earlier"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the rows of a step's buffer come from: copied out of earlier buffers, the rest from the
-    tables.
-    """
+    """Where a step's rows come from: copied from earlier buffers, the rest from the tables."""
 
     copies: list[tuple[int, torch.Tensor, torch.Tensor]]  # (step, places there, places here)
     rest_R: torch.Tensor  # places here
 
 
 def sources(keys_U: torch.Tensor, earlier: Mapping[int, torch.Tensor]) -> Sources:
-    """Each key's newest holder among the earlier buffers, whose key lists (like `keys_U`) are
-    unique and ascending.
-    """
+    """Find each key's newest holder among earlier buffers; all key lists are unique, ascending."""
     rest_R = torch.arange(keys_U.numel())
     copies = []
     for step in sorted(earlier, reverse=True):

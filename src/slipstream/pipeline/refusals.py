@@ -1,5 +1,6 @@
-"""What a schedule must not be given: work whose result it would silently change. Each refusal names
-the way out.
+"""Work that a schedule must refuse because it would silently change the result.
+
+Each refusal names the way out. Touch this when a schedule, a table or a loss gets a new limit.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,9 @@ from slipstream.pipeline.work import Work
 from slipstream.tables.embedding_table import EmbeddingTable
 
 
-def refuse(schedule: Schedule, work: Work, tables: Mapping[str, EmbeddingTable]) -> None:
+def refuse_unsafe_work(
+    schedule: Schedule, work: Work, tables: Mapping[str, EmbeddingTable]
+) -> None:
     """Raise where this schedule would not compute what the plain loop computes."""
     if schedule.cuts_batches and work.mixes_samples is not None:
         raise SlipstreamError(
@@ -23,11 +26,9 @@ def refuse(schedule: Schedule, work: Work, tables: Mapping[str, EmbeddingTable])
         if table.optimizer.updates_untouched_rows:
             raise SlipstreamError(
                 f"schedule '{schedule.name}' keeps the rows of a step in a buffer, but optimizer "
-                f"'{table.optimizer.name}' of table "
-                f"'{table.name}' moves rows that no batch touched; use "
-                "tables.optimizer=rowwise_adam "
-                "or rowwise_adagrad, or the plain "
-                "loop (train.schedule=synchronous)"
+                f"'{table.optimizer.name}' of table '{table.name}' updates rows that no batch "
+                "touched; use tables.optimizer=rowwise_adam or rowwise_adagrad, or the plain loop "
+                "(train.schedule=synchronous)"
             )
         if table.forgets and schedule.buffers_ahead:
             raise SlipstreamError(

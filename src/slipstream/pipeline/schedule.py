@@ -1,35 +1,31 @@
-"""Schedules as data: which stage runs on which lane, how many steps ahead of the update, and after
-what.
+"""Schedules as data: which stage runs on which lane, how many steps ahead, and after what.
 
-A step's stages, in the order data passes them:
+The stages of a step, in the order data passes them:
 
-    load         the next batch, cut into micro-batches (clustered by key); its keys
-    route        keys to their owners; the step's global token count; ranks agree whether there is
-                 another step
-    place        the owner's distinct keys of the whole step, and where each micro-batch's are among
-                 them
-    retrieve     the owners' rows with their optimiser state, out of the tables into the step's
-                 prefetch buffer
-    synchronise  rows an earlier step has just moved, copied over from its buffer, so that the
-    buffer is current
-    answer       a micro-batch's rows to those who asked
-    carry        (with an accelerator only) a micro-batch and its rows to the device, by a stream of
-                 their own
+    load         the next batch, cut into micro-batches (clustered by key), and its keys
+    route        keys to their owners; the step's global token count; all ranks agree whether there
+                 is another step
+    place        the owner's distinct keys of the step, and each micro-batch's places among them
+    retrieve     the owner's rows with their optimiser state, from the tables into the step's buffer
+    synchronise  rows that an earlier step has just updated, copied over from its buffer
+    answer       a micro-batch's rows, sent to the ranks that asked for them
+    transfer     (with an accelerator only) a micro-batch and its rows, copied to the device
     compute      forward and backward of a micro-batch
-    collect      a micro-batch's row gradients back to the owners (and summed over replicas)
-    reduce       dense gradients summed over all ranks
-    update       one optimiser step of the dense parameters; without staleness also of the rows,
-                 inside the buffer
-    refresh      (stale schedules only) rows moved since they were lent, copied before they are
-                 moved again
-    move         (stale schedules only) one optimiser step of the rows, while later steps compute
+    collect      a micro-batch's row gradients, sent back to the owners and summed over replicas
+    reduce       dense gradients, summed over all ranks
+    update       one optimiser step of the dense parameters; without staleness also of the rows
+    refresh      (stale schedules only) rows updated since they were read, copied before the update
+    update_rows  (stale schedules only) one optimiser step of the rows, while later steps compute
     write        the buffer's rows and state back into the tables
 
 A stage with `ahead=a` may work on step t once step t-a-1 has been updated. A lane is a thread (and
-a stream on an accelerator): round k runs the lane's stages in their order here, each for step k +
-ahead, so the lane's order is the same on every rank. `staleness` is a promise: the rows of step t
-have seen every update through step t-1-staleness, and no later one. `slipstream.pipeline.hazards`
-proves it from the listed order alone; the engine refuses a schedule that cannot keep its word.
+a stream on an accelerator): round k runs the lane's stages in the order listed, each for step
+k + ahead, so a lane's order is the same on every rank. `staleness` is a promise: the rows of step t
+have seen every update through step t-1-staleness and no later one. `hazards.py` proves it from the
+listed order alone, and the executor refuses a schedule that does not keep it.
+
+Touch this to add a schedule or a stage. The plain loop (`training/loop.py`) is what users call
+`train.schedule=synchronous`; SERIAL runs these stages one after the other, without threads.
 """
 
 from dataclasses import dataclass, replace
@@ -43,14 +39,14 @@ class Lane(StrEnum):
     """A resource that does one thing at a time."""
 
     LOADER = "loader"
-    NETWORK = "network"  # keys
-    TABLE = "table"  # the only lane that touches a tier
+    NETWORK = "network"  # exchange of keys
+    TABLE = "table"  # the only lane that touches the tables
     BUFFER = "buffer"  # copies between buffers
-    ROWS = "rows"  # the exchange of rows
-    GRADIENTS = "gradients"  # the exchange of gradients
+    ROWS = "rows"  # exchange of rows
+    GRADIENTS = "gradients"  # exchange of gradients
     DEVICE = "device"  # host to device
     COMPUTE = "compute"  # the caller's own thread
-    HOST = "host"  # keys again, once they have arrived
+    HOST = "host"  # work on keys after their exchange
 
 
 KINDS = {
@@ -69,8 +65,9 @@ PACE = "update"  # the stage that ends a step
 
 @dataclass(frozen=True)
 class After:
-    """What must have ended before: `stage` of `back` steps ago; of the micro-batch `micro` places
-    earlier, or of all (None).
+    """A stage that must have ended first, `back` steps ago.
+
+    `micro` is how many micro-batches earlier; None means all micro-batches of that step.
     """
 
     stage: str
@@ -86,8 +83,8 @@ class Stage:
     lane: Lane
     after: tuple[After, ...] = ()
     ahead: int = 0
-    each: bool = False  # once per micro-batch
-    drains: bool = False  # still finishes, after a stop or an error, what is ready
+    each: bool = False  # runs once per micro-batch
+    drains: bool = False  # what is ready is still finished after a stop or an error
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Schedule:
     micro_batches: int = 1
     staleness: int = 0
     synchronous_steps: int = 0  # the first steps of a run, which have no staleness yet
-    serial: bool = False  # every stage in the caller's thread, one after the other
+    serial: bool = False  # every stage runs in the caller's thread, one after the other
 
     @cached_property
     def _by_name(self) -> dict[str, Stage]:
@@ -112,9 +109,9 @@ class Schedule:
         return stage in self._by_name
 
     @property
-    def moves(self) -> str:
-        """The stage that moves the rows."""
-        return "move" if "move" in self else PACE
+    def row_update(self) -> str:
+        """The stage that updates the rows."""
+        return "update_rows" if "update_rows" in self else PACE
 
     @property
     def buffers_ahead(self) -> int:
@@ -126,104 +123,137 @@ class Schedule:
         return self.micro_batches > 1
 
     def after(self, stage: Stage) -> tuple[After, ...]:
-        """All a stage waits for: what it lists, and the pace its `ahead` sets."""
+        """Everything a stage waits for: what it lists, and the pace its `ahead` sets."""
         return (*stage.after, After(PACE, back=stage.ahead + 1))
 
 
-def _stages(
-    *,
-    load: int,
-    route: int,
-    retrieve: int,
-    place: int | None = None,
-    lend: int = 0,
-    micro_ahead: int = 2,
-) -> tuple[Stage, ...]:
-    """The stages of every buffered schedule; the numbers say how many steps ahead each group works,
-    `lend` is the staleness.
-    """
-    lane = (
-        Lane.NETWORK if place is None else Lane.HOST
-    )  # where nothing is told of it, keys are placed as soon as they arrive
-    stages = [
-        Stage("load", Lane.LOADER, ahead=load),
-        Stage("route", Lane.NETWORK, (After("load"),), ahead=route),
-        Stage("place", lane, (After("route"),), ahead=route if place is None else place),
-        Stage(
-            "retrieve",
-            Lane.TABLE,
-            (After("place"), After("write", back=retrieve + 1)),
-            ahead=retrieve,
-        ),
-    ]
-    lent = After("retrieve")
-    if retrieve > lend:
-        moved = After("move" if lend else PACE, back=lend + 1)
-        stages.append(Stage("synchronise", Lane.BUFFER, (After("retrieve"), moved), ahead=lend))
-        lent = After("synchronise")
-    stages.append(
-        Stage(
-            "answer", Lane.ROWS, (lent, After("compute", micro=micro_ahead)), ahead=lend, each=True
-        )
-    )
-    stages.append(Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True))
-    return (*stages, *(_exact_end() if lend == 0 else _stale_end()))
+COMPUTE = Stage("compute", Lane.COMPUTE, (After("answer", micro=0),), each=True)
 
-
-def _exact_end() -> tuple[Stage, ...]:
-    """Gradients come home, then everything moves at once."""
-    return (
-        Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
-        Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
-        Stage("update", Lane.COMPUTE, (After("collect"), After("reduce"))),
-        Stage("write", Lane.TABLE, (After("update"),), drains=True),
-    )
-
-
-def _stale_end() -> tuple[Stage, ...]:
-    """The dense part moves first, so that the next step can compute while the rows' gradients come
-    home and the rows move.
-    """
-    return (
-        Stage("reduce", Lane.GRADIENTS, (After("compute"),)),
-        Stage("update", Lane.COMPUTE, (After("reduce"),)),
-        Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True, drains=True),
-        Stage("refresh", Lane.BUFFER, (After("answer"), After("move", back=1)), drains=True),
-        Stage(
-            "move", Lane.BUFFER, (After("update"), After("collect"), After("refresh")), drains=True
-        ),
-        Stage("write", Lane.TABLE, (After("move"),), drains=True),
-    )
-
-
-SYNCHRONOUS = Schedule("synchronous", _stages(load=0, route=0, retrieve=0), serial=True)
-DUAL_BUFFER = Schedule("dual_buffer", _stages(load=3, route=2, retrieve=1))
-FROZEN_WINDOW = Schedule("frozen_window", _stages(load=1, route=0, retrieve=0), micro_batches=8)
-NESTED = Schedule("nested", _stages(load=3, route=2, retrieve=1), micro_batches=8)
-SEMI_ASYNC = Schedule("semi_async", _stages(load=4, route=3, retrieve=2, lend=1), staleness=1)
-# One batch in each: load, keys to their owners, their places, rows out, compute, gradients home
-# (with `ahead` -1, as it were).
-SIX_STAGE = Schedule(
-    "six_stage", _stages(load=4, route=3, place=2, retrieve=1, lend=1), staleness=1
+# Rows read, computed with, updated and written back within one step.
+UNBUFFERED = (
+    Stage("route", Lane.NETWORK, (After("load"),)),
+    Stage("place", Lane.NETWORK, (After("route"),)),
+    Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=1))),
+    Stage("answer", Lane.ROWS, (After("retrieve"), After("compute", micro=2)), each=True),
+    COMPUTE,
 )
+
+# Rows of step t+1 are retrieved while step t computes; what t updates is copied over at its end.
+DOUBLE_BUFFERED = (
+    Stage("load", Lane.LOADER, ahead=3),
+    Stage("route", Lane.NETWORK, (After("load"),), ahead=2),
+    Stage("place", Lane.NETWORK, (After("route"),), ahead=2),
+    Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=2)), ahead=1),
+    Stage("synchronise", Lane.BUFFER, (After("retrieve"), After("update", back=1))),
+    Stage("answer", Lane.ROWS, (After("synchronise"), After("compute", micro=2)), each=True),
+    COMPUTE,
+)
+
+# Gradients reach their owners, then dense parameters and rows are updated together.
+UPDATE_TOGETHER = (
+    Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
+    Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
+    Stage("update", Lane.COMPUTE, (After("collect"), After("reduce"))),
+    Stage("write", Lane.TABLE, (After("update"),), drains=True),
+)
+
+# The dense part is updated first: the next step computes while rows get their gradients and update.
+UPDATE_ROWS_LATER = (
+    Stage("reduce", Lane.GRADIENTS, (After("compute"),)),
+    Stage("update", Lane.COMPUTE, (After("reduce"),)),
+    Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True, drains=True),
+    Stage("refresh", Lane.BUFFER, (After("answer"), After("update_rows", back=1)), drains=True),
+    Stage(
+        "update_rows",
+        Lane.BUFFER,
+        (After("update"), After("collect"), After("refresh")),
+        drains=True,
+    ),
+    Stage("write", Lane.TABLE, (After("update_rows"),), drains=True),
+)
+
+SERIAL = Schedule(
+    "serial",
+    stages=(Stage("load", Lane.LOADER), *UNBUFFERED, *UPDATE_TOGETHER),
+    serial=True,
+)
+
+FROZEN_WINDOW = Schedule(
+    "frozen_window",
+    stages=(Stage("load", Lane.LOADER, ahead=1), *UNBUFFERED, *UPDATE_TOGETHER),
+    micro_batches=8,
+)
+
+DUAL_BUFFER = Schedule("dual_buffer", stages=(*DOUBLE_BUFFERED, *UPDATE_TOGETHER))
+
+NESTED = Schedule("nested", stages=(*DOUBLE_BUFFERED, *UPDATE_TOGETHER), micro_batches=8)
+
+SEMI_ASYNC = Schedule(
+    "semi_async",
+    staleness=1,
+    stages=(
+        Stage("load", Lane.LOADER, ahead=4),
+        Stage("route", Lane.NETWORK, (After("load"),), ahead=3),
+        Stage("place", Lane.NETWORK, (After("route"),), ahead=3),
+        Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=3)), ahead=2),
+        Stage(
+            "synchronise",
+            Lane.BUFFER,
+            (After("retrieve"), After("update_rows", back=2)),
+            ahead=1,
+        ),
+        Stage(
+            "answer",
+            Lane.ROWS,
+            (After("synchronise"), After("compute", micro=2)),
+            ahead=1,
+            each=True,
+        ),
+        COMPUTE,
+        *UPDATE_ROWS_LATER,
+    ),
+)
+
+# One batch in each of six stages: load, route, place, retrieve and answer, compute, collect.
+SIX_STAGE = Schedule(
+    "six_stage",
+    staleness=1,
+    stages=(
+        Stage("load", Lane.LOADER, ahead=4),
+        Stage("route", Lane.NETWORK, (After("load"),), ahead=3),
+        Stage("place", Lane.HOST, (After("route"),), ahead=2),
+        Stage("retrieve", Lane.TABLE, (After("place"), After("write", back=2)), ahead=1),
+        Stage(
+            "answer",
+            Lane.ROWS,
+            (After("retrieve"), After("compute", micro=2)),
+            ahead=1,
+            each=True,
+        ),
+        COMPUTE,
+        *UPDATE_ROWS_LATER,
+    ),
+)
+
 SCHEDULES = {
-    each.name: each
-    for each in (SYNCHRONOUS, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)
+    each.name: each for each in (SERIAL, DUAL_BUFFER, FROZEN_WINDOW, NESTED, SEMI_ASYNC, SIX_STAGE)
 }
 STALE = tuple(name for name, schedule in SCHEDULES.items() if schedule.staleness)
 
 
 def with_device(schedule: Schedule) -> Schedule:
-    """The same schedule with a host-to-device lane between the rows' arrival and compute; it
-    promises what it promised.
-    """
-    carry = Stage(
-        "carry", Lane.DEVICE, (After("answer", micro=0),), ahead=schedule["answer"].ahead, each=True
+    """Add the lane that copies rows to an accelerator; the schedule promises what it promised."""
+    transfer = Stage(
+        "transfer",
+        Lane.DEVICE,
+        (After("answer", micro=0),),
+        ahead=schedule["answer"].ahead,
+        each=True,
     )
     stages: list[Stage] = []
     for stage in schedule.stages:
         if stage.name == "compute":
-            stages += [carry, replace(stage, after=(*stage.after, After("carry", micro=0)))]
+            stages += [transfer, replace(stage, after=(*stage.after, After("transfer", micro=0)))]
         else:
             stages.append(stage)
     return replace(schedule, stages=tuple(stages))
@@ -237,9 +267,7 @@ def make_schedule(
     staleness: int | None = None,
     synchronous_steps: int = 0,
 ) -> Schedule:
-    """A named schedule, perhaps with other numbers: micro-batches, buffers filled ahead, staleness
-    and when it begins.
-    """
+    """Return the schedule of this name, with other numbers where they are given."""
     if name not in SCHEDULES:
         raise SlipstreamError(f"unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
@@ -260,35 +288,37 @@ def make_schedule(
 
 
 def _with_numbers(schedule: Schedule, buffers_ahead: int | None, staleness: int | None) -> Schedule:
-    """The same schedule with other numbers of buffers and staleness; six_stage lends what it
-    retrieves, so it has only one.
-    """
-    lend = schedule.staleness if staleness is None else staleness
-    spare = schedule.buffers_ahead - schedule.staleness
-    ahead = (
-        (schedule.buffers_ahead if staleness is None else lend + spare)
-        if buffers_ahead is None
-        else buffers_ahead
-    )
-    direct = "synchronise" not in schedule
-    if (
-        schedule.serial
-        or schedule.buffers_ahead == 0
-        or lend < 0
-        or (lend > 0) != (schedule.staleness > 0)
-    ):
-        possible = False
-    else:
-        possible = ahead == lend if direct else ahead > lend
-    if not possible:
+    """Return the same schedule with other numbers of buffers and of steps of staleness."""
+    stale = schedule.staleness if staleness is None else staleness
+    older = stale - schedule.staleness
+    ahead = schedule.buffers_ahead + older if buffers_ahead is None else buffers_ahead
+    if not _possible(schedule, ahead, stale):
         raise SlipstreamError(
-            f"schedule '{schedule.name}' cannot work {ahead} buffers ahead with staleness {lend}; "
-            "nested and dual_buffer take "
-            "buffers ahead >= 1, semi_async more buffers than staleness, six_stage as many"
+            f"schedule '{schedule.name}' cannot work {ahead} buffers ahead with staleness {stale}; "
+            "nested and dual_buffer take buffers ahead >= 1, semi_async more buffers than "
+            "staleness, six_stage as many"
         )
-    place = lend + 1 if "place" in schedule and schedule["place"].lane == Lane.HOST else None
-    extra = 1 if place is not None else 0
-    stages = _stages(
-        load=ahead + 2 + extra, route=ahead + 1 + extra, place=place, retrieve=ahead, lend=lend
+    further = ahead - schedule.buffers_ahead
+    shifts = {
+        **dict.fromkeys(("load", "route", "place", "retrieve"), further),
+        **dict.fromkeys(("synchronise", "answer"), older),
+    }
+    stages = tuple(_shift(stage, shifts.get(stage.name, 0)) for stage in schedule.stages)
+    return replace(schedule, stages=stages, staleness=stale)
+
+
+def _possible(schedule: Schedule, ahead: int, staleness: int) -> bool:
+    """Whether a schedule's stages allow these numbers."""
+    if schedule.serial or schedule.buffers_ahead == 0 or staleness < 0:
+        return False
+    if (staleness > 0) != (schedule.staleness > 0):
+        return False
+    return ahead > staleness if "synchronise" in schedule else ahead == staleness
+
+
+def _shift(stage: Stage, steps: int) -> Stage:
+    """Let a stage work `steps` further ahead, and wait for steps that are as much further back."""
+    after = tuple(
+        replace(each, back=each.back + steps) if each.back else each for each in stage.after
     )
-    return replace(schedule, stages=stages, staleness=lend)
+    return replace(stage, ahead=stage.ahead + steps, after=after)

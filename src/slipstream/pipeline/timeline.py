@@ -1,5 +1,6 @@
-"""A trace as a picture: one row per lane, time to the right, a colour per stage, steps told apart
-by shade.
+"""Draws a trace: one row per lane, time to the right, a colour per stage, a shade per step.
+
+Touch this to change the picture of `slipstream trace`.
 """
 
 import io
@@ -15,7 +16,7 @@ _STEPS_SHOWN = 4
 def draw_timeline(
     path: Path, intervals: list[Interval], title: str, steps: int = _STEPS_SHOWN
 ) -> None:
-    """A PNG of the last whole steps of a trace."""
+    """Draw the last whole steps of a trace into a PNG."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

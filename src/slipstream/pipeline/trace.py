@@ -1,10 +1,9 @@
-"""What ran when: every stage interval of every lane, and from them the shares of a step that
-nothing hid.
+"""What ran when: every stage interval of every lane, and the shares of a step that nothing hid.
 
 `exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges,
 divided by the time of a step. A wait is charged to the stage it really waits for: while the awaited
 stage had itself to wait for another one, to that other one. Kept in memory up to `limit` steps (the
-newest), written as a Chrome trace that Perfetto opens.
+newest), written as a Chrome trace that Perfetto opens. Touch this to measure or to record more.
 """
 
 import json
@@ -23,15 +22,13 @@ DENSE = "reduce"  # the stage that exchanges dense gradients
 
 @dataclass(frozen=True)
 class Interval:
-    """One task as it ran. `cause` names the task that ended last of those it had to wait for, if it
-    had to wait.
-    """
+    """One task as it ran; `cause` is the task it waited for longest, if it had to wait."""
 
     lane: Lane
     stage: str
     step: int
     micro: int
-    asked: float  # when the lane was ready for it
+    ready: float  # when the lane was ready for it
     begin: float
     end: float
     by_caller: bool  # in the compute lane's thread, where everything is exposed
@@ -39,6 +36,7 @@ class Interval:
 
     @property
     def kind(self) -> str:
+        """The kind of the lane's work: input, lookup, comm or compute."""
         return KINDS[self.lane]
 
 
@@ -50,13 +48,14 @@ class Trace:
         self._intervals: deque[Interval] = deque()
 
     def add(self, interval: Interval) -> None:
+        """Add an interval and drop those of the oldest steps."""
         with self._lock:
             self._intervals.append(interval)
             while self._intervals[0].step < interval.step - self._limit:
                 self._intervals.popleft()
 
     def intervals(self, first: int = 0) -> list[Interval]:
-        """What ran for the steps from `first` on, in the order of its beginning."""
+        """Return what ran for the steps from `first` on, in the order of its beginning."""
         with self._lock:
             return sorted(
                 (each for each in self._intervals if each.step >= first),
@@ -65,10 +64,10 @@ class Trace:
 
 
 def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -> dict[str, float]:
-    """What the compute lane did and awaited, and how busy each lane was, from the end of step
-    `first` to that of `last`, as shares.
+    """Return shares of the time from the end of step `first` to the end of step `last`.
 
-    What any lane did in that time counts, whichever step it did it for.
+    They give what the compute lane did and waited for, and how busy each lane was. What a lane did
+    in that time counts, whichever step it did it for.
     """
     until = max((each.step for each in intervals), default=0) if last is None else last
     ends = sorted(
@@ -88,7 +87,7 @@ def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -
         if each.by_caller:
             exposed[each.kind] += seconds
             exposed["dense"] += seconds if each.stage == DENSE else 0.0
-            _charge(each, each.asked, each.begin, by_task, exposed, start, stop)
+            _charge(each, each.ready, each.begin, by_task, exposed, start, stop)
     whole = stop - start
     found = {
         "step_seconds": whole / (len(ends) - 1),
@@ -113,9 +112,7 @@ def _charge(
     start: float,
     stop: float,
 ) -> None:
-    """Share a wait out among the stages it was for: from the newest cause back along the chain of
-    causes.
-    """
+    """Divide a wait among the stages it was for, from the newest cause back along the causes."""
     while end > begin and waiting.cause in by_task:
         cause = by_task[waiting.cause]
         since = max(begin, cause.begin)
@@ -127,7 +124,7 @@ def _charge(
 
 
 def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) -> None:
-    """A Chrome/Perfetto trace: one row per lane, microseconds from the first interval."""
+    """Write a Chrome/Perfetto trace: one row per lane, microseconds from the first interval."""
     zero = min((each.begin for each in intervals), default=0.0)
     lanes = list(Lane)
     events: list[dict[str, Any]] = [
@@ -144,7 +141,7 @@ def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) ->
         arguments: dict[str, Any] = {
             "step": each.step,
             "micro": each.micro,
-            "waited_us": (each.begin - each.asked) * 1e6,
+            "waited_us": (each.begin - each.ready) * 1e6,
         }
         arguments["by_caller"] = each.by_caller
         if each.cause is not None:
@@ -159,7 +156,7 @@ def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) ->
 
 
 def read_trace(path: Path) -> tuple[list[Interval], dict[str, Any]]:
-    """The intervals of a written trace, and what it says about itself."""
+    """Return the intervals of a written trace, and the run it describes."""
     content = read_json(path)
     lanes = list(Lane)
     try:
@@ -169,9 +166,9 @@ def read_trace(path: Path) -> tuple[list[Interval], dict[str, Any]]:
                 continue
             arguments, begin = event["args"], event["ts"] / 1e6
             cause = tuple(arguments["waited_for"]) if "waited_for" in arguments else None
-            asked, end = begin - arguments["waited_us"] / 1e6, begin + event["dur"] / 1e6
+            ready, end = begin - arguments["waited_us"] / 1e6, begin + event["dur"] / 1e6
             place = (lanes[event["tid"]], event["name"], arguments["step"], arguments["micro"])
-            intervals.append(Interval(*place, asked, begin, end, arguments["by_caller"], cause))
+            intervals.append(Interval(*place, ready, begin, end, arguments["by_caller"], cause))
         return intervals, content.get("otherData", {})
     except (KeyError, IndexError, TypeError) as error:
         raise SlipstreamError(

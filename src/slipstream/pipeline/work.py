@@ -1,7 +1,7 @@
-"""What the pipeline asks of those who use it: the work of a step.
+"""What the pipeline asks of its user, `Work`, and what it gives back, `StepResult`.
 
 The pipeline knows nothing of models, losses or samplers. The training room implements `Work`; tests
-implement it in a few lines.
+implement it in a few lines. Touch this when a stage needs something new from the model in training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,69 +13,69 @@ import torch
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Lookups
 
-Keys = Mapping[str, Sequence[torch.Tensor]]
+Keys = Mapping[str, Sequence[torch.Tensor]]  # table -> key lists, as the exchange takes them
 
 
 @dataclass(frozen=True)
-class Micro:
-    """A part of a batch: its keys per table, its supervised tokens, and whatever the work needs to
-    compute it.
-    """
+class MicroBatch:
+    """A part of a batch: its keys by table, its supervised tokens, and what computing it needs."""
 
     keys: Keys
     count: int
     content: Any = None  # None: no samples, nothing to compute
 
 
+@dataclass(frozen=True)
+class StepResult:
+    """A finished training step, the same for the plain loop and for every schedule."""
+
+    step: int
+    batch: Any  # this rank's, as its loader gave it
+    loss_sum: float  # over the supervised tokens of all ranks
+    count: int  # supervised tokens of all ranks
+    stop: bool = False  # whether a rank was asked to stop after this step
+
+
 class Work(Protocol):
-    """One model in training. Methods named with a lane may run in a thread of their own, one call
-    at a time.
-    """
+    """One model in training. Methods named with a lane are called by its thread, one at a time."""
 
     @property
     def mixes_samples(self) -> str | None:
-        """The name of what makes samples of a batch see one another (a loss, a layer), if anything
-        does.
-        """
+        """What makes samples of a batch depend on each other (a loss, a layer), or None."""
         ...
 
     def next_batch(self) -> Any | None:
-        """Loader lane: the next batch, None when the data has ended."""
+        """Loader lane: return the next batch, None when the data has ended."""
         ...
 
-    def cut(self, batch: Any | None, step: int, micro_batches: int) -> list[Micro]:
-        """Loader lane: exactly `micro_batches` parts, some perhaps without samples; all of them
-        when there is no batch.
+    def cut(self, batch: Any | None, step: int, micro_batches: int) -> list[MicroBatch]:
+        """Loader lane: cut a batch into exactly `micro_batches` parts; parts may be empty.
+
+        Without a batch, all parts are empty.
         """
         ...
 
     @property
     def has_device(self) -> bool:
-        """Whether compute happens elsewhere than in host memory; only then is `carry` called."""
+        """Whether compute happens outside host memory; only then is `transfer` called."""
         ...
 
-    def carry(self, micro: Micro, lookups: Lookups) -> Micro:
-        """Device lane: the micro-batch with its content and rows on the device, as `loss` will be
-        given it.
-        """
+    def transfer(self, micro: MicroBatch, lookups: Lookups) -> MicroBatch:
+        """Device lane: return the micro-batch with content and rows on the device, for `loss`."""
         ...
 
-    def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
-        """Compute lane: the loss summed (never averaged) over the supervised tokens."""
+    def loss(self, micro: MicroBatch, step: int, lookups: Lookups) -> torch.Tensor:
+        """Compute lane: return the loss summed (never averaged) over the supervised tokens."""
         ...
 
     def sum_dense(self, everybody: Communicator | None) -> None:
-        """Gradients lane: sum the dense gradients over all ranks, in place (None: there is one
-        rank).
-        """
+        """Gradients lane: sum the dense gradients over all ranks in place (None: one rank)."""
         ...
 
     def step_dense(self, step: int) -> None:
-        """Compute lane: one step of the dense optimiser from the gradients, which are forgotten
-        after it.
-        """
+        """Compute lane: take one step of the dense optimiser and drop the gradients."""
         ...
 
     def table_lr(self, step: int) -> float:
-        """The learning rate of the rows at this step."""
+        """Return the learning rate of the rows at this step."""
         ...

@@ -5,7 +5,7 @@ rows with their state, torch's random state) and `state.json` (step, sampler pos
 stopping, digests). A directory appears under its name only when it is complete, so the newest one
 is always good. `checkpoints/best-…` is the same thing for the best evaluation so far. Many ranks
 write their rows side by side instead of one file (`sharded_checkpoint.py`); both kinds load on any
-number of ranks.
+number of ranks. Touch this when a run must keep something more, or a format changes.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ LAST, BEST = "step", "best"
 
 
 def checkpoint_path(directory: Path, step: int, kind: str = LAST) -> Path:
-    """Where the checkpoint of a step is."""
+    """Return where the checkpoint of a step is."""
     return directory / f"{kind}-{step:08d}"
 
 
 def list_checkpoints(directory: Path, kind: str = LAST) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     pattern = re.compile(rf"{kind}-(\d+)")
     found = [
         (int(match[1]), path)
@@ -55,7 +55,7 @@ def list_checkpoints(directory: Path, kind: str = LAST) -> list[Path]:
 
 
 def latest(directory: Path, kind: str = LAST) -> Path | None:
-    """The newest complete checkpoint, if there is one."""
+    """Return the newest complete checkpoint, if there is one."""
     found = list_checkpoints(directory, kind)
     return found[-1] if found else None
 
@@ -70,12 +70,12 @@ def save_checkpoint(
     kind: str = LAST,
     keep: int = 1,
     ranks: Ranks = ALONE,
-    beside: Mapping[str, dict[str, torch.Tensor]] | None = None,
+    extra_files: Mapping[str, dict[str, torch.Tensor]] | None = None,
 ) -> Path:
-    """Write the checkpoint of `step`, then let all but the newest `keep` of its kind go. A failure
-    leaves the old ones alone.
+    """Write the checkpoint of `step`, then delete all but the newest `keep` of its kind.
 
-    `beside` are more files of this rank: their names and tensors.
+    A failure leaves the old ones alone. `extra_files` are more files of this rank: name -> tensors.
+    Collective.
     """
     recommender.tables.settle()
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
@@ -101,7 +101,7 @@ def save_checkpoint(
                 f"tables/{name}": value for name, value in recommender.tables.state_dict().items()
             }
             write_tensors(temporary / TENSORS, tensors)
-        for name, more in (beside or {}).items():
+        for name, more in (extra_files or {}).items():
             write_tensors(temporary / name, more)
         if ranks.first:  # plain text: the temporary directory itself becomes whole or vanishes
             (temporary / STATE).write_text(json.dumps(scalars, indent=2) + "\n", encoding="utf-8")
@@ -112,12 +112,10 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """`atomic_directory` for all ranks: rank 0 makes it and gives it its name once everybody's part
-    is in it. Collective.
-    """
+    """Make a directory that appears once all ranks have written their parts. Collective."""
     with contextlib.ExitStack() as stack:
         temporary = Path(
-            ranks.first_does(lambda: str(stack.enter_context(atomic_directory(target))))
+            ranks.on_first_rank(lambda: str(stack.enter_context(atomic_directory(target))))
         )
         failure: Exception | None = None
         try:
@@ -128,8 +126,8 @@ def one_directory(target: Path, ranks: Ranks) -> Iterator[Path]:
             failure = SlipstreamError(
                 f"could not write {target}: {error.strerror or error}; nothing was left behind"
             )
-        ranks.all_did(failure)
-    ranks.first_does(lambda: None)  # nobody goes on before it has its name
+        ranks.fail_together(failure)
+    ranks.on_first_rank(lambda: None)  # no rank continues before it has its name
 
 
 def _write_shards(
@@ -141,15 +139,14 @@ def _write_shards(
     for name, table in whole.items():
         dense |= {f"whole/{name}/{key}": value for key, value in table.state_dict().items()}
     sharded = {name: table for name, table in tables.tables.items() if name not in whole}
-    from slipstream.training.sharded_checkpoint import (
-        save_sharded,  # torch.distributed.checkpoint takes seconds to load
-    )
+    # Imported here: torch.distributed.checkpoint takes seconds to load.
+    from slipstream.training.sharded_checkpoint import save_sharded
 
     save_sharded(directory, dense if ranks.first else {}, sharded, ranks)
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """safetensors, with its input/output failures raised as what they are."""
+    """Write a safetensors file; a failure to write is an OSError."""
     try:
         save_file({name: value.detach().contiguous() for name, value in tensors.items()}, path)
     except SafetensorError as error:
@@ -157,17 +154,17 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def read_tensors(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin with one of `prefixes`."""
+    """Read the tensors whose names begin with one of `prefixes`."""
     try:
         with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefixes)]
+            names = [name for name in list(file.keys()) if name.startswith(prefixes)]
             return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise SlipstreamError(f"{path} is not a readable checkpoint: {error}") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The scalars of a checkpoint."""
+    """Read the scalars of a checkpoint."""
     state = read_json(path / STATE)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise SlipstreamError(f"{path} is not a checkpoint of format {FORMAT}")
@@ -175,9 +172,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Weights and rows (with their state) into `recommender`; returns the scalars. A checkpoint of
-    another model is refused.
-    """
+    """Load weights and rows with their state; return the scalars. Refuses another model's."""
     state = read_state(path)
     if state["network"] != network_digest(recommender.recipe):
         raise SlipstreamError(
@@ -203,7 +198,7 @@ def load_weights(path: Path, recommender: Recommender, ranks: Ranks = ALONE) -> 
 
 
 def read_dense(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The tensors of either kind of checkpoint whose names begin with one of `prefixes`."""
+    """Read tensors of either kind of checkpoint whose names begin with one of `prefixes`."""
     return (
         _sharded(path).dense(prefixes)
         if is_sharded(path)
@@ -217,7 +212,7 @@ def is_sharded(path: Path) -> bool:
 
 
 def _sharded(path: Path) -> "ShardedReader":
-    """The reader of such a checkpoint, loaded only where there is one."""
+    """Open such a checkpoint; its module is loaded only where there is one."""
     from slipstream.training.sharded_checkpoint import ShardedReader
 
     return ShardedReader(path)
@@ -233,7 +228,7 @@ def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
 
 
 def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> None:
-    """One rank's rows out of a checkpoint that one rank wrote."""
+    """Load one rank's rows from a checkpoint that one rank wrote."""
     saved = _part(read_tensors(path / TENSORS, (f"tables/{table.name}/",)), f"tables/{table.name}/")
     if whole:
         table.load_state_dict(saved)
@@ -264,9 +259,7 @@ def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> 
 def load_checkpoint(
     path: Path, recommender: Recommender, optimizer: torch.optim.AdamW, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
-    """Everything back as it was after that step: weights, rows, optimiser, random state; returns
-    the scalars.
-    """
+    """Load weights, rows, optimiser and random state as after that step; return the scalars."""
     state = load_weights(path, recommender, ranks)
     tensors = read_dense(path, ("optimizer/", "random/"))
     load_optimizer_tensors(optimizer, recommender.model, _part(tensors, "optimizer/"))

@@ -1,9 +1,10 @@
-"""Where the dense part computes: the host, or an accelerator to which each step's rows are carried.
+"""Where the dense part computes: the host, or an accelerator to which each step's rows are copied.
 
-Tables, keys and their exchange stay in host memory, which is what lets tables outgrow a device;
-parameters and activations live on the device. Rows are carried over from pinned memory by a stream
-of their own, so that a schedule's host-to-device lane overlaps compute; autograd brings their
-gradients back to the host leaves the exchange collects. On the host itself nothing is carried.
+Tables, keys and their exchange stay in host memory, so tables may outgrow a device; parameters and
+activations live on the device. Rows are copied from pinned memory by a stream of their own, so that
+a schedule's host-to-device lane overlaps compute; autograd brings their gradients back to the host
+leaves that the exchange collects. On the host itself nothing is copied. Touch this for another kind
+of accelerator.
 """
 
 import os
@@ -21,8 +22,9 @@ _GROUPS = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 
 
 def find_device(name: str) -> torch.device:
-    """The device a recipe names: cpu, a kind of accelerator (under torchrun this rank's own), one
-    by number, or auto.
+    """Find the device a recipe names: cpu, an accelerator, one by number, or auto.
+
+    An accelerator without a number is this rank's own under torchrun.
     """
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
@@ -49,9 +51,7 @@ def find_device(name: str) -> torch.device:
 
 
 def group_backend(device: torch.device) -> str:
-    """The process groups' back-ends: host tensors always travel by gloo, a device's own by its own
-    library where there is one.
-    """
+    """Return the back-ends of process groups: gloo for host tensors, the device's own for its."""
     return _GROUPS.get(device.type, "gloo")
 
 
@@ -60,29 +60,28 @@ class DeviceInputs:
     """Something on the device, and the moment from which it may be read."""
 
     content: Any
-    ready: Any | None  # an event of the carrying stream; None: at once
+    ready: Any | None  # an event of the copying stream; None: at once
 
 
 class DeviceTransfer:
-    """Carries tensors to one device; each of its users is one thread."""
+    """Copies tensors to one device. Each method is called by one thread at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         module = None if device == HOST else torch.get_device_module(device)
-        self._module = (
-            module if hasattr(module, "Stream") and hasattr(module, "stream") else None
-        )  # else: copies are in order
+        has_streams = hasattr(module, "Stream") and hasattr(module, "stream")
+        self._module = module if has_streams else None  # without streams, copies are in order
         self._stream = None if self._module is None else self._module.Stream(device=device)
 
-    def move(self, host: torch.Tensor) -> torch.Tensor:
-        """A tensor on the device; where the host's takes part in a graph, so does this one."""
+    def copy(self, host: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the device; where the host's takes part in a graph, so does the copy."""
         if self.device == HOST:
             return host
-        return _Move.apply(host, self) if host.requires_grad else self._copy(host)
+        return _CopyToDevice.apply(host, self) if host.requires_grad else self._copy(host)
 
     @contextmanager
     def ahead_of_compute(self) -> Iterator[None]:
-        """Inside, what is carried travels by the carrier's own stream; `mark` it before leaving."""
+        """Copy inside this context by a stream of its own; `mark` the copies before leaving."""
         if self._module is None:
             yield
         else:
@@ -90,20 +89,18 @@ class DeviceTransfer:
                 yield
 
     def mark(self, content: Any) -> DeviceInputs:
-        """What was carried, with the event after which it is there."""
+        """Return what was copied, with the event after which it may be read."""
         return DeviceInputs(content, None if self._stream is None else self._stream.record_event())
 
-    def receive(self, carried: DeviceInputs) -> Any:
-        """Compute's side: from here on, in the current stream's order, the content may be read."""
-        if carried.ready is not None and self._module is not None:
+    def receive(self, inputs: DeviceInputs) -> Any:
+        """Let the current stream wait for what was copied, and return it."""
+        if inputs.ready is not None and self._module is not None:
             current = self._module.current_stream(self.device)
-            current.wait_event(carried.ready)
-            for tensor in tensors_in(carried.content):
-                if tensor.device != HOST:
-                    tensor.record_stream(
-                        current
-                    )  # its memory is not given to the carrier again before compute is done with it
-        return carried.content
+            current.wait_event(inputs.ready)
+            for tensor in tensors_in(inputs.content):
+                if tensor.device != HOST:  # its memory is not reused before compute is done with it
+                    tensor.record_stream(current)
+        return inputs.content
 
     def _copy(self, host: torch.Tensor) -> torch.Tensor:
         if self._module is None:
@@ -111,12 +108,12 @@ class DeviceTransfer:
         return host.detach().pin_memory().to(self.device, non_blocking=True)
 
 
-class _Move(torch.autograd.Function):
-    """Host to device; the gradient takes the way back."""
+class _CopyToDevice(torch.autograd.Function):
+    """Copies from host to device; the gradient is copied back."""
 
     @staticmethod
-    def forward(ctx: Any, host: torch.Tensor, carrier: DeviceTransfer) -> torch.Tensor:
-        return carrier._copy(host)
+    def forward(ctx: Any, host: torch.Tensor, transfer: DeviceTransfer) -> torch.Tensor:
+        return transfer._copy(host)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -124,7 +121,7 @@ class _Move(torch.autograd.Function):
 
 
 def tensors_in(content: Any) -> Iterator[torch.Tensor]:
-    """Every tensor inside dataclasses, mappings and sequences."""
+    """Yield every tensor inside dataclasses, mappings and sequences."""
     if isinstance(content, torch.Tensor):
         yield content
     elif isinstance(content, dict):

@@ -1,10 +1,9 @@
-"""Evaluation on held-out behaviours: exact, batched, the same for validation during training and
-for the final test.
+"""Evaluation on held-out behaviours, the same for validation in training and for the final test.
 
 Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did
 before filtered out. SASRec's sampled protocol (the target among 100 random items) is there for
 comparison with older tables only. Ranking scores the actions on each held-out behaviour given all
-that came before it.
+that came before it. Touch this when a protocol changes; the figures themselves are in `metrics.py`.
 """
 
 import itertools
@@ -42,9 +41,7 @@ def evaluate(
     which: Which,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """The metrics of the recipe's task on the held-out behaviours of every user; ranks take turns
-    at the batches.
-    """
+    """Compute the metrics of the recipe's task on held-out behaviours; ranks share the batches."""
     batches = share_batches(_batches(store, recipe, which), ranks)
     with torch.no_grad():
         if recipe.task == "ranking":
@@ -53,8 +50,9 @@ def evaluate(
 
 
 def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[JaggedBatch]:
-    """This rank's batches: one of every `world`, or an empty one where the last round has none:
-    lookups are collective.
+    """Yield this rank's batches, one of every `world`.
+
+    Where the last round has none for it, the batch is empty: lookups are collective.
     """
     if ranks.world == 1:
         yield from batches
@@ -64,7 +62,7 @@ def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[Jagg
 
 
 def without_users(batch: JaggedBatch) -> JaggedBatch:
-    """A batch of the same kind with nobody in it."""
+    """Return a batch of the same kind without users."""
     emptied: dict[str, Any] = {
         each.name: {name: part[:0] for name, part in value.items()}
         if isinstance(value, dict)
@@ -89,11 +87,10 @@ def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[Jag
 def evaluate_without_request_time(
     recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which
 ) -> dict[str, float]:
-    """Retrieval figures when the query may not know the moment it is asked at: it looks back from
-    its own last behaviour's time.
+    """Compute retrieval metrics for queries that do not know the time they are asked at.
 
-    Says how much a model with `time_bias: next` owes to the request's time, which models without
-    time never see.
+    Each query looks back from its own last behaviour's time. The difference shows how much a model
+    with `time_bias: next` gains from the request's time, which models without time never see.
     """
     hidden = (
         replace(
@@ -109,9 +106,7 @@ def evaluate_without_request_time(
 
 
 def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each supervised token: its user's row in the store, and how many behaviours of the log
-    the query may know.
-    """
+    """Return, per supervised token, its user's row and how many behaviours the query may know."""
     where_S = batch.supervised_T.nonzero().squeeze(1)
     segment_S = torch.searchsorted(batch.offsets_B1, where_S, right=True) - 1
     places_S = where_S - batch.offsets_B1[segment_S] + batch.first_positions_B[segment_S]
@@ -119,9 +114,7 @@ def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor) -> torch.Tensor:
-    """bool [S, N]: the items in the first `known` behaviours of each user's whole log (not only the
-    model's window).
-    """
+    """Return bool [S, N]: the items in the first `known` behaviours of each user's whole log."""
     mask_SN = torch.zeros(users_S.numel(), store.num_items, dtype=torch.bool)
     for row, (user, known) in enumerate(zip(users_S.tolist(), known_S.tolist(), strict=True)):
         start = int(store.offsets_U1[user])
@@ -135,8 +128,8 @@ def evaluate_retrieval(
     store: SequenceStore,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """HR, NDCG and MRR over the full catalogue, seen items filtered."""
-    gathered = metrics.RankingMetrics()
+    """Compute HR, NDCG and MRR over the full catalogue, seen items filtered."""
+    found = metrics.RankingMetrics()
     catalogue_ND = recommender.catalogue_ND()
     for batch in batches:
         queries_SD = recommender.queries_SD(batch)
@@ -144,20 +137,21 @@ def evaluate_retrieval(
         users_S, known_S = supervised_places(batch)
         for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
             scores_SN = queries_SD[tile] @ catalogue_ND.T
-            gathered.add(
+            found.add(
                 *metrics.target_places(
                     scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])
                 )
             )
-    gathered.take_over(ranks.sum(gathered.sums()))
-    return {**gathered.result(), "users": float(gathered.count)}
+    found.take_over(ranks.sum(found.sums()))
+    return {**found.result(), "users": float(found.count)}
 
 
 def sampled_negatives(
     store: SequenceStore, user: int, held_out: int, *, seed: int, count: int = 100
 ) -> torch.Tensor:
-    """SASRec's negatives: uniform over the catalogue, only the user's *training* items excluded
-    (the target may be drawn again).
+    """Draw SASRec's negatives: uniform over the catalogue without the user's *training* items.
+
+    The target may be drawn again.
     """
     start, end = int(store.offsets_U1[user]), int(store.offsets_U1[user + 1]) - held_out
     trained = torch.zeros(store.num_items, dtype=torch.bool)
@@ -180,10 +174,11 @@ def sampled_negatives(
 def evaluate_sampled(
     recommender: Recommends, store: SequenceStore, recipe: Recipe, which: Which, seed: int = 0
 ) -> dict[str, float]:
-    """SASRec's sampled protocol: the target's place among itself and 100 negatives. For old tables:
-    it flatters weak models.
+    """Compute SASRec's sampled protocol: the target's place among itself and 100 negatives.
+
+    For comparison with old tables: it flatters weak models.
     """
-    gathered = metrics.RankingMetrics(ks=(1, 5, 10))
+    found = metrics.RankingMetrics(ks=(1, 5, 10))
     held_out = recipe.split.validation + recipe.split.test
     with torch.no_grad():
         catalogue_ND = recommender.catalogue_ND()
@@ -199,18 +194,18 @@ def evaluate_sampled(
                 catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)
             ).squeeze(2)
             target_S = torch.zeros(len(users_S), dtype=torch.int64)
-            gathered.add(
+            found.add(
                 *metrics.target_places(
                     scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)
                 )
             )
-    return {**gathered.result(), "users": float(gathered.count)}
+    return {**found.result(), "users": float(found.count)}
 
 
 def evaluate_ranking(
     recommender: Recommends, batches: Iterator[JaggedBatch], recipe: Recipe, ranks: Ranks = ALONE
 ) -> dict[str, float]:
-    """AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
+    """Compute AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
     predicted, labels, users = [], [], []
     for batch in batches:
         predicted.append(recommender.predict_SA(batch))

@@ -1,9 +1,8 @@
-"""What a batch means to the tables: which key of which table each behaviour, user and catalogue
-item stands for.
+"""The keys of a batch: which row of which table each behaviour and user reads.
 
-Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features`
-carries all a model must know of the data it was built for (sizes, codes of item features), so it
-can be made from a store or from an exported bundle.
+Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` holds
+all a model must know of the data it was built for (sizes, codes of item features), so it can be
+made from a store or from an exported bundle. Touch this when a model gets another kind of feature.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,9 +31,7 @@ class Features:
 
     @classmethod
     def from_store(cls, recipe: Recipe, store: SequenceStore) -> "Features":
-        """The features a recipe names, looked up in a store; a name the store does not have is the
-        user's error.
-        """
+        """Look up the features a recipe names in a store; an unknown name is the user's error."""
         _require("item feature", recipe.item_features, store.item_features)
         _require("user feature", recipe.user_features, store.user_features)
         _require("action column", [task.column for task in recipe.tasks.values()], store.actions)
@@ -54,7 +51,7 @@ class Features:
         )
 
     def table_sizes(self) -> dict[str, int]:
-        """Rows of each table, by the table's name."""
+        """Return the rows of each table, by the table's name."""
         sizes = {ITEM: self.num_items}
         sizes |= {
             f"item.{name}": cardinality for name, cardinality in self.item_cardinalities.items()
@@ -64,7 +61,7 @@ class Features:
         }
 
     def input_keys(self, batch: JaggedBatch) -> dict[str, torch.Tensor]:
-        """The key each behaviour (or user) of the batch reads from each table."""
+        """Return the key each behaviour (or user) of the batch reads from each table."""
         keys = {ITEM: batch.items_T}
         keys |= {
             f"item.{name}": codes_N[batch.items_T] for name, codes_N in self.item_codes.items()
@@ -76,13 +73,13 @@ class Features:
 
 
 def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.Tensor:
-    """What really happened: 1 where a task's action column reached its threshold."""
+    """Return the actions that happened: 1 where a task's column reached its threshold."""
     columns = [batch.actions[task.column] >= task.threshold for task in recipe.tasks.values()]
     return torch.stack(columns, dim=1).to(dtype)
 
 
-def _require(noun: str, wanted: Iterable[str], known: Mapping[str, object]) -> None:
-    for name in wanted:
+def _require(noun: str, names: Iterable[str], known: Mapping[str, object]) -> None:
+    for name in names:
         if name not in known:
             hint = did_you_mean(name, known) if known else "; the store has none"
             raise SlipstreamError(f"the store has no {noun} '{name}'{hint}")

@@ -1,9 +1,8 @@
-"""Metrics as exact expectations: ties are shared out evenly instead of being won or lost by
-accident.
+"""Metrics as exact expectations: a tie counts as the average over all ways to break it.
 
 Ranking metrics of one query depend only on how many items score above the target and how many tie
 with it. With t ties the target stands at each of the t + 1 places with equal chance, so every
-metric is an average over those places.
+metric is an average over those places. Touch this to add a metric.
 """
 
 import math
@@ -16,7 +15,7 @@ KS = (1, 5, 10, 50, 200)
 def target_places(
     scores_SN: torch.Tensor, targets_S: torch.Tensor, excluded_SN: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many allowed items score above each target, and how many tie with it (int64 [S] each).
+    """Count the allowed items that score above each target, and those that tie (int64 [S] each).
 
     `excluded_SN` marks items a query may not be answered with (seen ones); the target itself always
     counts.
@@ -36,14 +35,14 @@ def target_places(
 def _mean_gain(
     gain_by_place: torch.Tensor, above_S: torch.Tensor, tied_S: torch.Tensor, k: int
 ) -> torch.Tensor:
-    """Average of `gain_by_place[: k]` over the places above … above + tied, for each query."""
+    """Average `gain_by_place[: k]` over the places above … above + tied, for each query."""
     total_K1 = torch.cat([torch.zeros(1, dtype=torch.float64), gain_by_place[:k].cumsum(0)])
     last_S = (above_S + tied_S + 1).clamp(max=k)
     return (total_K1[last_S] - total_K1[above_S.clamp(max=k)]) / (tied_S + 1)
 
 
 class RankingMetrics:
-    """HR, NDCG and MRR at several k, gathered batch by batch."""
+    """HR, NDCG and MRR at several k, added up batch by batch."""
 
     def __init__(self, ks: tuple[int, ...] = KS) -> None:
         self.ks = ks
@@ -64,20 +63,20 @@ class RankingMetrics:
                 self._sums[f"{name}@{k}"] += float(_mean_gain(gain, above_S, tied_S, k).sum())
 
     def sums(self) -> list[float]:
-        """What has been counted, as numbers that can be added up over ranks."""
+        """Return the counts as numbers that can be added up over ranks."""
         return [float(self.count), *self._sums.values()]
 
     def take_over(self, sums: list[float]) -> None:
-        """Stand where `sums` (of all ranks) say."""
+        """Continue from `sums`, those of all ranks."""
         self.count, self._sums = int(sums[0]), dict(zip(self._sums, sums[1:], strict=True))
 
     def result(self) -> dict[str, float]:
-        """Means over all queries; zeros where there was none."""
+        """Return the means over all queries; zeros where there was none."""
         return {name: value / max(self.count, 1) for name, value in self._sums.items()}
 
 
 def area_under_curve(scores_S: torch.Tensor, labels_S: torch.Tensor) -> float:
-    """AUC by mid-ranks (a tie counts one half); NaN when only one class is present."""
+    """Compute AUC by mid-ranks (a tie counts one half); NaN when only one class is present."""
     positives, negatives = int((labels_S > 0.5).sum()), int((labels_S <= 0.5).sum())
     if not positives or not negatives:
         return math.nan
@@ -90,9 +89,7 @@ def area_under_curve(scores_S: torch.Tensor, labels_S: torch.Tensor) -> float:
 def grouped_area_under_curve(
     scores_S: torch.Tensor, labels_S: torch.Tensor, users_S: torch.Tensor
 ) -> float:
-    """GAUC: each user's own AUC weighted by that user's impressions; users with one class only say
-    nothing.
-    """
+    """Compute GAUC: users' AUCs weighted by impressions, without users of one class only."""
     order_S = users_S.argsort(stable=True)
     sizes = users_S[order_S].unique_consecutive(return_counts=True)[1].tolist()
     weighted, weight = 0.0, 0
@@ -107,9 +104,7 @@ def grouped_area_under_curve(
 
 
 def normalised_entropy(probabilities_S: torch.Tensor, labels_S: torch.Tensor) -> float:
-    """NE: log-loss divided by the entropy of always predicting the base rate (below 1 is better
-    than knowing nothing).
-    """
+    """Compute NE: log-loss divided by that of predicting the base rate; below 1 is better."""
     base = float(labels_S.double().mean()) if labels_S.numel() else 0.0
     if base in (0.0, 1.0):
         return math.nan

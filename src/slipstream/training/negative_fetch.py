@@ -1,12 +1,11 @@
-"""Negatives fetched in segments: memory for two segments of rows, whatever tokens x negatives may
-be. Exact.
+"""Negatives fetched in segments: memory for two segments of rows, however many negatives. Exact.
 
 Forward: the groups of a step are cut into segments; the distinct rows of a segment come from
-wherever they live (this rank's memory, a disk, their owners among the ranks), the next segment on
-its way while one is scored. What stays is a softmax weight per (token, negative). Update: a row's
+wherever they live (this rank's memory, a disk, their owners among the ranks), and the next segment
+is fetched while one is scored. A softmax weight per (token, negative) stays. Update: a row's
 gradient is the weighted sum of the tokens it was scored with, so it is added up chunk of keys after
-chunk of keys, sent to the owners, and moves those rows at once; a matrix of all rows' gradients
-never exists either.
+chunk of keys, sent to the owners, and updates those rows at once; a matrix of all rows' gradients
+never exists either. Touch this when negatives need less memory or other rows.
 """
 
 from collections.abc import Iterator
@@ -29,23 +28,23 @@ from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.replicas import AveragedWeights, Replicas
 from slipstream.tables.transport import half_rounded
 
+_ONLY_LIST = 0  # a segment is one list of keys
 _BUCKETS_PER_CHUNK = 16  # neighbouring keys one thread adds up at a time
 
 
-def refuse(table: EmbeddingTable, replicas: Replicas | None) -> None:
-    """Raise where moving a table chunk after chunk would not be one step of it."""
+def refuse_chunked_updates(table: EmbeddingTable, replicas: Replicas | None) -> None:
+    """Raise where updating a table chunk after chunk would not be one step of it."""
     if table.optimizer.updates_untouched_rows:
         raise SlipstreamError(
-            "loss.fetch=segmented moves rows in chunks, but "
-            f"tables.optimizer={table.optimizer.name} moves "
-            "every row at every step; "
+            "loss.fetch=segmented updates rows in chunks, but "
+            f"tables.optimizer={table.optimizer.name} updates every row at every step; "
             "use tables.optimizer=rowwise_adam or rowwise_adagrad, or loss.fetch=whole"
         )
     if table.forgets:
         raise SlipstreamError(
-            f"loss.fetch=segmented moves rows in chunks, but table '{table.name}' may forget rows "
-            "in between (tables.admit_after, "
-            "tables.max_rows); keep every row, or use loss.fetch=whole"
+            f"loss.fetch=segmented updates rows in chunks, but table '{table.name}' may forget "
+            "rows in between (tables.admit_after, tables.max_rows); keep every row, or use "
+            "loss.fetch=whole"
         )
     if isinstance(replicas, AveragedWeights):
         raise SlipstreamError(
@@ -70,16 +69,12 @@ class FetchConfig:
     segment_bytes: int
     normalize: bool = True
     half: bool = False
-    ahead: bool | None = (
-        # fetch the next segment in a thread; None: where rows are waited for (other ranks, a disk)
-        None
-    )
+    # Fetch the next segment in a thread; None: where rows are waited for (other ranks, a disk).
+    ahead: bool | None = None
 
 
 class SegmentedFetch:
-    """Rows of one table for negatives, segment after segment. With several ranks it is collective
-    to build, and to use.
-    """
+    """Fetches a table's rows for negatives, segment after segment. Collective to build and use."""
 
     def __init__(
         self,
@@ -90,8 +85,8 @@ class SegmentedFetch:
     ) -> None:
         self.tables, self.name, self.config = tables, name, config
         self.table = tables[name]
-        refuse(self.table, tables.replicas)
-        half_lists = {name: frozenset([0])} if config.half else None
+        refuse_chunked_updates(self.table, tables.replicas)
+        half_lists = {name: frozenset([_ONLY_LIST])} if config.half else None
         only = {name: self.table}
         self.exchange = Exchange(
             only, group, transport=tables.exchange.transport.kind, half_lists=half_lists
@@ -102,9 +97,7 @@ class SegmentedFetch:
         self.rows_per_segment = max(1, config.segment_bytes // row_bytes)
 
     def cut(self, groups: TokenGroups, per_set: int) -> list[tuple[int, int]]:
-        """Ranges of groups whose negatives, were they all different, fill one buffer (a range has
-        at least one group).
-        """
+        """Return ranges of one group or more whose negatives fill a buffer if all differ."""
         if self.table.num_rows is not None and self.table.num_rows <= self.rows_per_segment:
             return [(0, groups.count)] if groups.count else []
         sets, ranges, first = max(1, self.rows_per_segment // per_set), [], 0
@@ -122,14 +115,15 @@ class SegmentedFetch:
         return ranges
 
     def most(self, counts: list[int]) -> list[int]:
-        """The largest of each number over the ranks. Collective."""
+        """Return the largest of each number over the ranks. Collective."""
         if self.exchange.communicator is None:
             return counts
         return self.exchange.communicator.gather_counts(torch.tensor(counts)).amax(0).tolist()
 
     def segments(self, keys: list[torch.Tensor]) -> Iterator[Segment]:
-        """The segments of these key matrices; while one is in use only the next is fetched.
-        Collective: as many on every rank.
+        """Yield the segments of these key matrices; while one is in use only the next is fetched.
+
+        Collective: every rank gives as many matrices.
         """
         if not self.ahead:
             yield from map(self._fetch, keys)
@@ -146,7 +140,7 @@ class SegmentedFetch:
                 del now
 
     def compared(self, rows_UD: torch.Tensor) -> torch.Tensor:
-        """Rows as the loss compares them, in the table's type."""
+        """Return rows as the loss compares them, in the table's type."""
         rows_UD = rows_UD.to(self.table.dtype)
         return F.normalize(rows_UD, dim=-1, eps=1e-6) if self.config.normalize else rows_UD
 
@@ -159,23 +153,20 @@ class SegmentedFetch:
         return Segment(
             lookup.unique_U,
             half_rounded(rows_UD).to(torch.float16) if self.config.half else rows_UD,
-            lookup.inverses[0],
+            lookup.inverses[_ONLY_LIST],
         )
 
 
 @dataclass
 class SegmentedStep:
-    """The negatives of one step: scored in segments by `loss`, and after backward turned into
-    updates by `update`.
-    """
+    """The negatives of one step: scored in segments by `loss`, then updated by `update`."""
 
     fetch: SegmentedFetch
     keys_XR: torch.Tensor
     groups: TokenGroups
     scored: GroupWeights | None = None
-    source_SD: torch.Tensor | None = field(
-        default=None, repr=False
-    )  # hidden states times the gradient of their loss
+    # Hidden states times the gradient of their loss.
+    source_SD: torch.Tensor | None = field(default=None, repr=False)
 
     def loss(
         self,
@@ -186,8 +177,9 @@ class SegmentedStep:
         target_log_q_S: torch.Tensor | None,
         log_q_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The softmax loss of each token; gradients reach hidden_SD and targets_SD, the negatives'
-        stay here.
+        """Return the softmax loss of each token.
+
+        Gradients reach hidden_SD and targets_SD; those of the negatives stay here for `update`.
         """
         return _SegmentedSoftmax.apply(
             hidden_SD, targets_SD, self, target_keys_S, temperature, target_log_q_S, log_q_N
@@ -202,9 +194,9 @@ class SegmentedStep:
         target_log_q_S: torch.Tensor | None,
         log_q_N: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Forward over all segments."""
-        serve, groups, per_set = backend_steps(hidden_SD), self.groups, self.keys_XR.shape[1]
-        block = serve.block_size(groups)
+        """Compute the forward pass over all segments."""
+        backend, groups, per_set = backend_steps(hidden_SD), self.groups, self.keys_XR.shape[1]
+        block = backend.block_size(groups)
         places_G1 = weight_starts(groups, per_set, block)
         weights = hidden_SD.new_empty(int(places_G1[-1]))
         loss_S, target_weights_S = hidden_SD.new_empty(2, len(hidden_SD)).unbind()
@@ -222,7 +214,7 @@ class SegmentedStep:
                 continue
             first, last = ranges[place]
             tokens = slice(*groups.offsets_G1[[first, last]].tolist())
-            question = GroupedSoftmaxInputs(
+            inputs = GroupedSoftmaxInputs(
                 hidden_SD[tokens],
                 targets_SD[tokens],
                 _places_of(target_keys_S[tokens], segment.keys_U),
@@ -233,19 +225,20 @@ class SegmentedStep:
                 None if target_log_q_S is None else target_log_q_S[tokens],
                 None if log_q_N is None else log_q_N[keys[place]],
             )
-            loss_S[tokens], part = serve.score(
-                question, block=block, weights=weights[places_G1[first] : places_G1[last]]
+            loss_S[tokens], part = backend.score(
+                inputs, block=block, weights=weights[places_G1[first] : places_G1[last]]
             )
             target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
-            del segment, question, part
+            del segment, inputs, part
         self.scored = GroupWeights(
             groups, per_set, block, places_G1, weights, target_weights_S, unit_SD
         )
         return loss_S
 
     def update(self, collected: Gradients, lr: float) -> None:
-        """Move every row of the step: `collected` holds the gradients of the ordinary lookups, at
-        their owners. Collective.
+        """Update every row of the step. Collective.
+
+        `collected` holds the gradients of the ordinary lookups at their owners.
         """
         tables, name = self.fetch.tables, self.fetch.name
         if len(collected) > 1:
@@ -263,9 +256,7 @@ class SegmentedStep:
         self.scored = self.source_SD = None
 
     def _chunks(self, chunks: int, below: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Chunk after chunk of neighbouring keys: this rank's keys and the gradients of what they
-        were compared as.
-        """
+        """Yield chunk after chunk of neighbouring keys: this rank's, with their gradients."""
         if self.scored is None or self.source_SD is None or self.keys_XR.numel() == 0:
             width, dtype = self.fetch.table.dim, self.fetch.table.dtype
             yield from (
@@ -273,19 +264,19 @@ class SegmentedStep:
                 for _ in range(chunks)
             )
             return
-        serve, source_SD, keys_E = (
+        backend, source_SD, keys_E = (
             backend_steps(self.source_SD),
             self.source_SD.contiguous(),
             self.keys_XR.contiguous().view(-1),
         )
-        order_E, starts = serve.sort_into_buckets(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
+        order_E, starts = backend.sort_into_buckets(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
         group_of_set_X = self.groups.of_sets().to(torch.int32)
         for chunk in range(chunks):
             buckets = chunk * _BUCKETS_PER_CHUNK, (chunk + 1) * _BUCKETS_PER_CHUNK
             mine_E = keys_E[order_E[starts[buckets[0]] : starts[buckets[1]]].to(torch.int64)]
             keys_U, place_E = unique_keys(mine_E)
             grads_UD = source_SD.new_zeros(keys_U.numel(), source_SD.shape[1])
-            serve.add_bucket_gradients(
+            backend.add_bucket_gradients(
                 grads_UD,
                 source_SD,
                 self.scored,
@@ -299,19 +290,17 @@ class SegmentedStep:
             yield keys_U, grads_UD
 
     def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys this rank owns and their gradients, summed over the ranks, through the
-        comparison down to the rows.
-        """
+        """Sum gradients at the owners of their keys, and turn them into gradients of the rows."""
         exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
         keys_U, grads_UD = mine
         if exchange.communicator is None:
             owned_O, grads_OD = keys_U, grads_UD
         else:
-            sent = Lookup(keys_U, grads_UD.detach().requires_grad_(), [])
-            sent.rows_UD.grad = grads_UD
-            owned_O, grads_OD = exchange.collect(exchange.route({name: [keys_U]}), {name: sent})[
-                name
-            ]
+            # The exchange collects what backward leaves at rows: here are rows that have it.
+            rows = Lookup(keys_U, torch.empty_like(grads_UD).requires_grad_(), [])
+            rows.rows_UD.grad = grads_UD
+            collected = exchange.collect(exchange.route({name: [keys_U]}), {name: rows})
+            owned_O, grads_OD = collected[name]
         rows_OD = table.gather(owned_O)
         if self.fetch.config.half:
             rows_OD = half_rounded(rows_OD)
@@ -321,7 +310,7 @@ class SegmentedStep:
 def _through_comparison(
     rows_OD: torch.Tensor, grads_OD: torch.Tensor, normalize: bool
 ) -> torch.Tensor:
-    """The gradient of the rows from that of their directions."""
+    """Return the gradient of the rows from that of their directions."""
     if not normalize or rows_OD.numel() == 0:
         return grads_OD
     with torch.enable_grad():
@@ -329,16 +318,16 @@ def _through_comparison(
         return torch.autograd.grad(F.normalize(leaf_OD, dim=-1, eps=1e-6), leaf_OD, grads_OD)[0]
 
 
-def _places_of(wanted_S: torch.Tensor, keys_U: torch.Tensor) -> torch.Tensor:
-    """Where the wanted keys stand among ascending keys; -1 where they do not."""
+def _places_of(asked_S: torch.Tensor, keys_U: torch.Tensor) -> torch.Tensor:
+    """Return where keys stand among ascending keys; -1 where they do not."""
     if keys_U.numel() == 0:
-        return torch.full_like(wanted_S, -1)
-    place_S = torch.searchsorted(keys_U, wanted_S).clamp(max=keys_U.numel() - 1)
-    return torch.where(keys_U[place_S] == wanted_S, place_S, -1)
+        return torch.full_like(asked_S, -1)
+    place_S = torch.searchsorted(keys_U, asked_S).clamp(max=keys_U.numel() - 1)
+    return torch.where(keys_U[place_S] == asked_S, place_S, -1)
 
 
 class _SegmentedSoftmax(torch.autograd.Function):
-    """Autograd's view of a segmented step."""
+    """The autograd function of a segmented step."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
-"""Who competes with which negatives in one step: the names they are drawn by, and the groups that
-share them.
+"""Which negatives each token of a step competes with, and which tokens share them.
 
 Sharing (`loss.share` = k): the tokens of a sequence, or of the whole batch, are put in an order
-that hangs on (seed, step, token names) and cut into groups of k (the last group of a segment may be
-smaller). Within a sequence this depends on nothing but the sequence, so any cut of a batch into
-whole sequences leaves the objective alone; over the batch it depends on the company.
+that follows from (seed, step, token names) and cut into groups of k (the last group of a segment
+may be smaller). Within a sequence this depends on nothing but the sequence, so any cut of a batch
+into whole sequences leaves the objective alone; over the batch it depends on the other samples.
+Touch this when tokens share negatives in another way.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,8 @@ class NegativePlan:
     """The supervised tokens in the order the loss takes them, and what they compete with."""
 
     supervised_S: torch.Tensor
-    negatives: (
-        torch.Tensor | None
-    )  # items: [S, R] per token, [X, R] per sequence, [R] per step, None for the whole catalogue
+    # Items: [S, R] per token, [X, R] per sequence, [R] per step, None for the whole catalogue.
+    negatives: torch.Tensor | None
     groups: TokenGroups | None = None  # None: every token has its own set, or all have one
 
 
@@ -43,13 +42,12 @@ def plan_negatives(
     kind, groups = RETRIEVAL_LOSSES[config.kind].negatives, None
     if kind == "catalogue":
         return NegativePlan(supervised_S, None)
-    company_S = batch.next_items_T[
-        supervised_S
-    ]  # targets in the order of the batch, whatever order the loss takes
+    # In the order of the batch, whatever order the loss takes.
+    targets_S = batch.next_items_T[supervised_S]
     if kind == "shared":
-        nobody = torch.zeros(1, dtype=torch.int64)
+        one_name = torch.zeros(1, dtype=torch.int64)
         return NegativePlan(
-            supervised_S, sampler.draw(seed, nobody, config.negatives, company_S)[0]
+            supervised_S, sampler.draw(seed, one_name, config.negatives, targets_S)[0]
         )
     sequences_S = torch.arange(batch.num_users).repeat_interleave(batch.lengths_B)[supervised_S]
     token_ids_T = batch.token_ids_T
@@ -68,15 +66,16 @@ def plan_negatives(
             supervised_S, groups = supervised_S[order_S], TokenGroups(offsets_G1, offsets_G1)
         names = token_ids_T[supervised_S]
     return NegativePlan(
-        supervised_S, sampler.draw(seed, names, config.negatives, company_S), groups
+        supervised_S, sampler.draw(seed, names, config.negatives, targets_S), groups
     )
 
 
 def share_groups(
     seed: int, names_S: torch.Tensor, segments_S: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(order_S, offsets_G1): tokens of a segment in a seeded order, cut into groups of k. Segments
-    are ascending numbers.
+    """Return (order_S, offsets_G1): a segment's tokens in a seeded order, cut into groups of k.
+
+    Segments are ascending numbers.
     """
     drawn_S = random_bits(seed, names_S, 1).squeeze(1)
     order_S = drawn_S.argsort(stable=True)
@@ -94,7 +93,7 @@ def _offsets(sizes: torch.Tensor) -> torch.Tensor:
 
 
 def mixed_by(config: LossConfig, sampler: UniformNegatives) -> str | None:
-    """The recipe key through which samples of a batch see one another, or None."""
+    """Return the recipe key through which samples of a batch depend on each other, or None."""
     kind = RETRIEVAL_LOSSES[config.kind]
     if kind.negatives != "catalogue" and sampler.mixes_samples:
         return f"loss.sampling={config.sampling}"

@@ -1,12 +1,13 @@
-"""Negatives by name, not by state: item r of token t at step s is a pure function of (seed, s,
-token name, r).
+"""Draws negatives by name, not by state, so that any cut of a batch draws the same.
 
-So micro-batches, ranks and resumed runs draw the very same negatives. `uniform` draws every item
-alike; `popularity` draws by (a power of) how often an item occurs in the training part, through
-Walker's alias method with integer thresholds, and knows the logarithm of each item's probability
-for the logQ correction. `in_batch` draws from the targets of the batch, whose rows are looked up
-anyway; `mixed` draws a share there and the rest from the whole catalogue, so that items nobody
-chose are pushed down too. These two look at the company, so they say `mixes_samples`.
+Item r of token t at step s is a pure function of (seed, s, token name, r): micro-batches, ranks and
+resumed runs draw the very same negatives. `uniform` draws every item alike; `popularity` draws by
+(a power of) how often an item occurs in the training part, through Walker's alias method with
+integer thresholds, and knows the logarithm of each item's probability for the logQ correction.
+`in_batch` draws from the targets of the batch, whose rows are looked up anyway; `mixed` draws a
+share there and the rest from the whole catalogue, so that items nobody chose are pushed down too.
+These two depend on the other samples of the batch (`mixes_samples`). Touch this to draw negatives
+in another way.
 """
 
 import numpy as np
@@ -27,11 +28,9 @@ class UniformNegatives:
         self.num_items = num_items
 
     def draw(
-        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+        self, seed: int, names_X: torch.Tensor, count: int, targets_S: torch.Tensor
     ) -> torch.Tensor:
-        """int64 [X, count]: the negatives of whoever is named `names_X`; `company_S` are the
-        targets of the batch.
-        """
+        """Draw int64 [X, count]: negatives for each name; `targets_S` are the batch's targets."""
         return draw_items(seed, names_X, count, self.num_items)
 
 
@@ -55,7 +54,7 @@ class PopularityNegatives(UniformNegatives):
             self.log_q_N = torch.from_numpy(np.log(share_N))
 
     def draw(
-        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+        self, seed: int, names_X: torch.Tensor, count: int, targets_S: torch.Tensor
     ) -> torch.Tensor:
         return draw_items(
             seed, names_X, count, self.num_items, threshold_N=self.threshold_N, alias_N=self.alias_N
@@ -63,11 +62,10 @@ class PopularityNegatives(UniformNegatives):
 
 
 class BatchNegatives(UniformNegatives):
-    """A share of the draws (all of them where `mixed_share` is 1) from the batch's targets, the
-    others uniform.
+    """A share of the draws from the batch's targets, the others uniform.
 
-    A target occurs in a batch about as often as in training, so q is that mixture: share *
-    frequency + (1 - share) / items.
+    With `mixed_share` 1 all draws are from the batch. A target occurs in a batch about as often as
+    in training, so q is that mixture: share * frequency + (1 - share) / items.
     """
 
     mixes_samples = True
@@ -87,13 +85,13 @@ class BatchNegatives(UniformNegatives):
         )
 
     def draw(
-        self, seed: int, names_X: torch.Tensor, count: int, company_S: torch.Tensor
+        self, seed: int, names_X: torch.Tensor, count: int, targets_S: torch.Tensor
     ) -> torch.Tensor:
-        from_batch = max(1, round(count * self.mixed_share)) if company_S.numel() else 0
+        from_batch = max(1, round(count * self.mixed_share)) if targets_S.numel() else 0
         parts = []
         if from_batch:
             parts.append(
-                company_S[draw_items(derive_seed(seed, 1), names_X, from_batch, company_S.numel())]
+                targets_S[draw_items(derive_seed(seed, 1), names_X, from_batch, targets_S.numel())]
             )
         if count > from_batch:
             parts.append(
@@ -103,9 +101,7 @@ class BatchNegatives(UniformNegatives):
 
 
 def make_negatives(config: LossConfig, counts_N: np.ndarray) -> UniformNegatives:
-    """The sampler a recipe asks for; `counts_N` says how often each item occurs in the training
-    part.
-    """
+    """Make the sampler a recipe asks for; `counts_N` are the items' counts in training."""
     if config.sampling == "popularity":
         return PopularityNegatives(counts_N.clip(min=1) ** config.popularity_power)
     if config.sampling in ("in_batch", "mixed"):
@@ -114,8 +110,9 @@ def make_negatives(config: LossConfig, counts_N: np.ndarray) -> UniformNegatives
 
 
 def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's table: column n yields n when 32 random bits are below threshold[n], otherwise
-    alias[n].
+    """Build Walker's alias table.
+
+    Column n yields n when 32 random bits are below threshold[n], otherwise alias[n].
     """
     n = len(share_N)
     load_N = share_N * n
@@ -134,7 +131,7 @@ def alias_table(share_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def training_counts(
     items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, train_lengths_U: np.ndarray
 ) -> np.ndarray:
-    """How often each item occurs among the first `train_lengths_U` behaviours of each user."""
+    """Count each item among the first `train_lengths_U` behaviours of each user."""
     ends_U = offsets_U1[:-1] + train_lengths_U
     steps = np.zeros(len(items_N) + 1, dtype=np.int64)
     np.add.at(steps, offsets_U1[:-1], 1)

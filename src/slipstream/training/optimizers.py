@@ -65,7 +65,7 @@ def step_dense(
 
 
 def optimizer_tensors(optimizer: torch.optim.AdamW, model: nn.Module) -> dict[str, torch.Tensor]:
-    """AdamW's state, flat: `parameter name/exp_avg` and so on. Parameters never stepped have none."""
+    """Return AdamW's state, flat: `parameter name/exp_avg` and so on; none before a first step."""
     return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()

@@ -117,7 +117,7 @@ def _numbers(values: list[int]) -> torch.Size:
 
 
 def _inside(name: str) -> str:
-    """A file beside the metadata, never elsewhere."""
+    """Return the name of a file in the checkpoint's directory; refuse any other path."""
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
         raise ValueError(f"{name!r} is not a file of the checkpoint")
     return name

@@ -1,10 +1,10 @@
-"""This process among the ranks of a run: who it is, with whom it shares tables, and the few things
-all ranks decide together.
+"""This process among the ranks of a run: its place in the mesh, and what all ranks do together.
 
 Ranks stand in a mesh of replicas x shards: rank = replica * shards + shard. The ranks of one
 replica share every table between them; the same shard of all replicas holds the same rows. The
 dense part is data-parallel over everybody: gradients of *sums* are added up, divided by a
-normaliser that all ranks know before the backward pass.
+normaliser that all ranks know before the backward pass. Touch this when ranks meet, agree or fail
+in another way.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from slipstream.errors import SlipstreamError
 from slipstream.tables.communicator import Communicator
 from slipstream.training.device import HOST, group_backend
-from slipstream.training.watch import Watch
+from slipstream.training.watch import Watch, is_connection_failure
 
 T = TypeVar("T")
 
 
-class ToldByFirstRank(SlipstreamError):
-    """An error all ranks end with, which rank 0 has the word for."""
+class OtherRankError(SlipstreamError):
+    """An error of another rank, with which this rank ends too; the other rank reports it."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class Ranks:
         return None if self.mesh is None or self.replicas == 1 else self.mesh.get_group("replica")
 
     def another_shard_group(self, timeout_seconds: float) -> dist.ProcessGroup | None:
-        """The ranks of this replica as a process group of its own, for messages that overlap with
-        others. Collective.
-        """
+        """Make another process group of this replica, for overlapping messages. Collective."""
         if self.mesh is None or self.shards == 1:
             return None
         mine = None
@@ -79,15 +77,13 @@ class Ranks:
         return mine
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum of everybody's numbers (exact for integers below 2^53), the same on all ranks."""
+        """Return the sums over all ranks (exact for integers below 2^53). Collective."""
         if self.everybody is None:
             return list(values)
         return self.everybody.sum_(torch.tensor(values, dtype=torch.float64)).tolist()
 
     def sum_gradients_(self, model: nn.Module) -> None:
-        """Dense gradients summed over everybody, in one message; a parameter nobody used stays
-        without one.
-        """
+        """Sum dense gradients over all ranks in one message; an unused parameter stays without."""
         if self.everybody is None:
             return
         parameters = list(model.parameters())
@@ -106,8 +102,8 @@ class Ranks:
         ):
             parameter.grad = piece.view_as(parameter) if used else None
 
-    def first_does(self, work: Callable[[], T]) -> T:
-        """Rank 0 works, everybody gets its (JSON-able) answer; when it fails, everybody ends."""
+    def on_first_rank(self, work: Callable[[], T]) -> T:
+        """Let rank 0 work; all return its JSON-able answer, or fail with it. Collective."""
         if self.everybody is None:
             return work()
         answer, failure = None, None
@@ -116,38 +112,38 @@ class Ranks:
                 answer = work()
             except SlipstreamError as error:
                 failure = error
-        told = [
+        message = [
             json.dumps({"answer": answer, "failure": None if failure is None else str(failure)})
         ]
-        dist.broadcast_object_list(told, src=0, group=self.everybody.group)
+        dist.broadcast_object_list(message, src=0, group=self.everybody.group)
         if failure is not None:
             raise failure
-        heard = json.loads(told[0])
-        if heard["failure"] is not None:
-            raise ToldByFirstRank(heard["failure"])
-        return heard["answer"]
+        received = json.loads(message[0])
+        if received["failure"] is not None:
+            raise OtherRankError(received["failure"])
+        return received["answer"]
 
-    def all_did(self, failure: Exception | None) -> None:
-        """Everybody says whether its part went well; when one rank's did not, all end."""
+    def fail_together(self, failure: Exception | None) -> None:
+        """Raise on all ranks when one of them has failed. Collective."""
         if self.everybody is None:
             if failure is not None:
                 raise failure
             return
-        said = [None if failure is None else f"{failure}"]
-        heard: list[list[str | None]] = [[None]] * self.world
-        dist.all_gather_object(heard, said, group=self.everybody.group)
+        mine = [None if failure is None else f"{failure}"]
+        of_all: list[list[str | None]] = [[None]] * self.world
+        dist.all_gather_object(of_all, mine, group=self.everybody.group)
         if failure is not None:
             raise failure
-        for rank, (sentence,) in enumerate(heard):
+        for rank, (sentence,) in enumerate(of_all):
             if sentence is not None:
-                raise ToldByFirstRank(f"rank {rank}: {sentence}")
+                raise OtherRankError(f"rank {rank}: {sentence}")
 
 
 ALONE = Ranks()
 
 
 def mesh_shape(mesh: str, world: int) -> tuple[int, int]:
-    """(replicas, shards) of a recipe's mesh: `auto` is one replica over all ranks."""
+    """Return (replicas, shards) of a recipe's mesh: `auto` is one replica over all ranks."""
     if mesh == "auto":
         return 1, world
     replicas, _, shards = mesh.partition("x")
@@ -161,7 +157,7 @@ def mesh_shape(mesh: str, world: int) -> tuple[int, int]:
 
 
 def arrange(mesh: str, timeout: timedelta) -> Ranks:
-    """This rank in its mesh, from the default process group. Collective."""
+    """Place this rank in its mesh, from the default process group. Collective."""
     rank, world = dist.get_rank(), dist.get_world_size()
     replicas, shards = mesh_shape(mesh, world)
     places = torch.arange(world).view(replicas, shards)
@@ -188,9 +184,7 @@ def arrange(mesh: str, timeout: timedelta) -> Ranks:
 
 @contextlib.contextmanager
 def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> Iterator[Ranks]:
-    """The ranks torchrun started, or this process alone. A rank that gets lost becomes an error
-    that names it on all others.
-    """
+    """Join the ranks torchrun started, or be alone; a lost rank becomes an error that names it."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 and not dist.is_initialized():
         mesh_shape(mesh, 1)
@@ -203,8 +197,7 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A restarted job may meet in the store of the one before: what that one left there must not be
-    # read.
+    # A restarted job may meet in the store of the one before: it must not read what that one left.
     store = dist.PrefixStore(
         f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store
     )
@@ -214,20 +207,17 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     try:
         yield arrange(mesh, timeout)
     except SlipstreamError as error:
-        if not isinstance(error, ToldByFirstRank):
-            watch.report(str(error))
-        raise
-    except RuntimeError as error:
-        if (sentence := watch.who_is_lost()) is not None:
-            raise SlipstreamError(
-                f"{sentence}; this job ends, run the same command again to go on from the last "
-                "checkpoint"
-            ) from error
-        watch.report(f"{type(error).__name__}: {error}")
+        if not isinstance(error, OtherRankError):
+            watch.report(error)
         raise
     except BaseException as error:
-        watch.report(f"{type(error).__name__}: {error}")
-        raise
+        watch.report(error)
+        lost = watch.who_is_lost() if is_connection_failure(error) else None
+        if lost is None:
+            raise
+        raise SlipstreamError(
+            f"{lost}; this job ends, run the same command again to go on from the last checkpoint"
+        ) from error
     finally:
         watch.close()
         dist.destroy_process_group()

@@ -1,16 +1,18 @@
 """The recipe: everything that decides what a run computes, typed, with unknown keys refused.
 
 A run is a function of (recipe, store). The descriptions of the fields are their documentation and
-what `--help` shows.
+what `--help` shows. Touch this when a run can be configured in another way; a key that gets another
+name goes into its section's `renamed`.
 """
 
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from slipstream.config import translate_renamed
 from slipstream.data.sampler import SamplerConfig, Split
 from slipstream.errors import did_you_mean
 from slipstream.models.model_config import ModelConfig
@@ -36,9 +38,18 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A part of a recipe: no unknown keys, no changes after reading."""
+    """A part of a recipe: no unknown keys, no changes after reading.
+
+    `renamed` maps keys of earlier recipes, runs and bundles to what they are called now.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    renamed: ClassVar[dict[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_renamed(cls, values: Any) -> Any:
+        return translate_renamed(cls, values)
 
 
 class RankingTask(Section):
@@ -178,11 +189,13 @@ class OptimizerConfig(Section):
 
 
 class TablesConfig(Section):
-    """How embedding rows begin and move."""
+    """How embedding rows begin and are updated."""
+
+    renamed: ClassVar[dict[str, str]] = {"rule": "optimizer"}
 
     optimizer: Literal["rowwise_adagrad", "rowwise_adam", "adamw"] = Field(
         "rowwise_adam",
-        description="rowwise_* move only the rows of the batch; adamw moves every row at every "
+        description="rowwise_* update only the rows of the batch; adamw updates every row at every "
         "step (small tables)",
     )
     lr: Positive = Field(
@@ -231,7 +244,7 @@ class TablesConfig(Section):
         "exact",
         description="mesh with several replicas: sum gradients before each update (replicas stay "
         "the same bits), or let each "
-        "move by its own and average the rows now and then (another trajectory)",
+        "update by its own and average the rows now and then (another trajectory)",
     )
     average_every: int = Field(
         1, ge=1, description="steps between two averages (replicas averaged only)"
@@ -271,7 +284,7 @@ class TrainConfig(Section):
         "count",
     )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
-    tensorboard: bool = Field(True, description="write TensorBoard events beside the metrics")
+    tensorboard: bool = Field(True, description="write TensorBoard events too")
     mesh: Annotated[str, Field(pattern=r"^(auto|[1-9]\d{0,5}x[1-9]\d{0,5})$")] = Field(
         "auto",
         description="replicas x shards of the ranks torchrun starts, for example 2x4; auto: one "
@@ -290,8 +303,8 @@ class TrainConfig(Section):
         "synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"
     ] = Field(
         "synchronous",
-        description="how lookups, exchange and compute are laid over time; semi_async and "
-        "six_stage lend older rows",
+        description="how lookups, exchange and compute overlap; synchronous: not at all, the plain "
+        "loop; semi_async and six_stage read older rows",
     )
     staleness: Annotated[int, Field(ge=1, le=16)] = Field(
         1,
@@ -368,8 +381,8 @@ class Recipe(Section):
             raise ValueError("task 'ranking' predicts actions, so its loss.kind must be bce")
         if self.tables.replicas == "averaged" and self.tables.optimizer == "adamw":
             raise ValueError(
-                "tables.optimizer 'adamw' moves every row at every step, so its replicas cannot be "
-                "averaged; use replicas=exact"
+                "tables.optimizer 'adamw' updates every row at every step, so its replicas cannot "
+                "be averaged; use replicas=exact"
             )
         if self.task == "retrieval" and self.tasks:
             raise ValueError("tasks are for task 'ranking'; a retrieval recipe has none")
@@ -377,11 +390,10 @@ class Recipe(Section):
 
 
 def trained_digest(recipe: Recipe) -> str:
-    """Digest of everything that decides the numbers a run computes; bookkeeping (names, places, how
-    often to save) stays out.
+    """Return the digest of everything that decides the numbers a run computes.
 
-    So does the length of a run, unless its learning rate depends on it: a run may be lengthened and
-    ends where the long run ends.
+    Bookkeeping (names, places, how often to save) stays out. So does the length of a run, unless
+    its learning rate depends on it: a run may be lengthened and ends where the long run ends.
     """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
     bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
@@ -405,8 +417,9 @@ def trained_digest(recipe: Recipe) -> str:
 
 
 def network_digest(recipe: Recipe) -> str:
-    """Digest of what decides the shapes and meaning of the weights: enough to know whether a
-    checkpoint fits a recipe's model.
+    """Return the digest of what decides the shapes and meaning of a model's weights.
+
+    A checkpoint fits a recipe whose network digest is the same.
     """
     content = recipe.model_dump(
         mode="json", include={"task", "tasks", "model", "item_features", "user_features"}

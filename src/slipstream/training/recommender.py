@@ -1,12 +1,11 @@
-"""A recommender: the dense model, its embedding tables, and how a batch's keys, negatives and loss
-hang together.
+"""A recommender: the dense model, its embedding tables, and how keys, negatives and loss connect.
 
-Every number it draws has a name: dropout and negatives hang on (seed, step, token), so any cut of a
-batch gives the same sums. Training asks for `gather` and `loss_sum`; evaluation and serving ask for
-`queries_SD`, `catalogue_ND`, `predict_SA`.
+Every number it draws has a name: dropout and negatives depend on (seed, step, token), so any cut of
+a batch gives the same sums. Training calls `plan_step`, `read`, `loss` and `update` (`step.py`);
+evaluation and serving call `queries_SD`, `catalogue_ND` and `predict_SA`. Touch this when a model
+needs other rows, or when a loss is given something new.
 """
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,12 +18,12 @@ from slipstream.errors import SlipstreamError
 from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
-from slipstream.ops.grouped_types import TokenGroups, one_token_groups
+from slipstream.ops.grouped_types import one_token_groups
 from slipstream.ops.rows import take_rows
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.embedding_table import EmbeddingTable
-from slipstream.tables.exchange import Exchange, Lookup
+from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_table
 from slipstream.tables.replicas import (
     AveragedWeights,
@@ -47,59 +46,9 @@ from slipstream.training.objective import (
 )
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
+from slipstream.training.step import NEGATIVES_LIST, StepInputs, StepPlan, TableKeys
 
-_INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # purposes of seeds
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What a training step over a batch needs to know before it has rows: their keys, and what
-    hangs on the step.
-    """
-
-    keys: dict[str, list[torch.Tensor]]  # table -> key lists, the inputs first
-    supervised_S: torch.Tensor  # places of the tokens the loss counts
-    dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
-    groups: TokenGroups | None = None  # tokens that share negatives
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """A batch with its rows: what one forward pass needs, nothing shared with the tables until they
-    are given the gradients.
-    """
-
-    batch: JaggedBatch
-    lookups: Lookups
-    supervised_S: torch.Tensor  # places of the tokens the loss counts
-    dropout_seed: int | None = None
-    negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]
-    groups: TokenGroups | None = None  # tokens that share negatives
-    segments: SegmentedStep | None = (
-        None  # where negatives are fetched in segments: not among the lookups
-    )
-
-    def carried_by(self, carrier: DeviceTransfer) -> "StepInputs":
-        """The same on the carrier's device; gradients still arrive at the rows of `lookups` as they
-        were.
-        """
-        lookups = {
-            name: Lookup(
-                lookup.unique_U,
-                carrier.move(lookup.rows_UD),
-                [carrier.move(places) for places in lookup.inverses],
-            )
-            for name, lookup in self.lookups.items()
-        }
-        return replace(
-            self,
-            batch=self.batch.moved(carrier.move),
-            lookups=Lookups(lookups, self.lookups.route),
-            supervised_S=carrier.move(self.supervised_S),
-            negatives=None if self.negatives is None else carrier.move(self.negatives),
-            groups=None if self.groups is None else self.groups.map(carrier.move),
-        )
+_INITIAL, _TABLES, _DROPOUT, _NEGATIVES = 1, 2, 3, 4  # what seeds are derived for
 
 
 class Recommender:
@@ -116,7 +65,7 @@ class Recommender:
         device: torch.device = HOST,
     ) -> None:
         self.recipe, self.features, self.dtype = recipe, features, dtype
-        self.carrier = DeviceTransfer(device)
+        self.device_transfer = DeviceTransfer(device)
         self.negatives = negatives or UniformNegatives(features.num_items)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
@@ -151,7 +100,7 @@ class Recommender:
         ranks: Ranks = ALONE,
         device: torch.device = HOST,
     ) -> "Recommender":
-        """A new recommender for the items, features and popularity of a store."""
+        """Make a new recommender for the items, features and popularity of a store."""
         negatives = None
         if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
             train_lengths_U = recipe.split.train_lengths(store.lengths_U)
@@ -168,62 +117,55 @@ class Recommender:
             device=device,
         )
 
-    def gather(self, batch: JaggedBatch, step: int) -> StepInputs:
-        """Look up every row a training step needs."""
-        wanted = self.plan_step(batch, step)
-        return self.gathered(batch, wanted, self.tables.lookup(wanted.keys))
-
-    def gathered(self, batch: JaggedBatch, wanted: StepPlan, lookups: Lookups) -> StepInputs:
-        """A batch with rows that were looked up by `wanted.keys`."""
-        segments = None
-        if self.fetch is not None and wanted.negatives is not None:
-            segments = SegmentedStep(
-                self.fetch,
-                wanted.negatives,
-                wanted.groups or one_token_groups(wanted.supervised_S.numel()),
-            )
-        return StepInputs(
-            batch,
-            lookups,
-            wanted.supervised_S,
-            wanted.dropout_seed,
-            wanted.negatives,
-            wanted.groups,
-            segments,
-        )
-
-    def apply(self, gathered: StepInputs, lr: float) -> None:
-        """One optimiser step of the tables from the gradients a backward pass has left. Collective."""
-        if gathered.segments is None:
-            self.tables.apply(gathered.lookups, lr)
-        else:
-            gathered.segments.update(
-                self.tables.exchange.collect(gathered.lookups.route, gathered.lookups), lr
-            )
-
     def plan_step(self, batch: JaggedBatch, step: int) -> StepPlan:
-        """The keys of every row a training step needs: history, features, targets, negatives."""
-        keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
+        """Plan a training step: the keys of history, features, targets and negatives, and seeds."""
+        input_keys = self.features.input_keys(batch)
+        keys = {name: TableKeys(keys) for name, keys in input_keys.items()}
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return StepPlan(keys, supervised_S, dropout_seed)
+            return StepPlan(batch, keys, supervised_S, dropout_seed)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
-        plan = plan_negatives(
+        drawn = plan_negatives(
             self.recipe.loss,
             batch,
             supervised_S,
             derive_seed(self.recipe.seed, step, _NEGATIVES),
             self.negatives,
         )
-        negatives = (
-            torch.arange(self.features.num_items) if plan.negatives is None else plan.negatives
+        negatives = drawn.negatives
+        if negatives is None:  # the whole catalogue competes
+            negatives = torch.arange(self.features.num_items)
+        keys[ITEM] = TableKeys(
+            input_keys[ITEM],
+            targets=batch.next_items_T[drawn.supervised_S],
+            negatives=negatives if self.fetch is None else None,
         )
-        keys[ITEM] += [
-            batch.next_items_T[plan.supervised_S],
-            *([negatives] if self.fetch is None else []),
-        ]
-        return StepPlan(keys, plan.supervised_S, dropout_seed, plan.negatives, plan.groups)
+        return StepPlan(
+            batch, keys, drawn.supervised_S, dropout_seed, drawn.negatives, drawn.groups
+        )
+
+    def read(self, plan: StepPlan) -> StepInputs:
+        """Read every row a step needs. Collective."""
+        return self.inputs(plan, self.tables.lookup(plan.key_lists()))
+
+    def inputs(self, plan: StepPlan, lookups: Lookups) -> StepInputs:
+        """Return a plan with its rows, which were looked up by `plan.key_lists()`."""
+        segments = None
+        if self.fetch is not None and plan.negatives is not None:
+            segments = SegmentedStep(
+                self.fetch, plan.negatives, plan.groups or one_token_groups(plan.count)
+            )
+        return StepInputs(plan, lookups, segments)
+
+    def update(self, inputs: StepInputs, lr: float) -> None:
+        """Take one optimiser step of the tables from the gradients in `inputs`. Collective."""
+        if inputs.segments is None:
+            self.tables.apply(inputs.lookups, lr)
+        else:
+            inputs.segments.update(
+                self.tables.exchange.collect(inputs.lookups.route, inputs.lookups), lr
+            )
 
     @property
     def mixes_samples(self) -> str | None:
@@ -232,135 +174,123 @@ class Recommender:
             mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
         )
 
-    def loss_sum(
-        self, batch: JaggedBatch, step: int, gathered: StepInputs | None = None
-    ) -> tuple[torch.Tensor, int]:
-        """The loss summed over the batch's supervised tokens, and how many there are. Divide by the
-        count of the whole step.
-        """
-        gathered = self.on_device(gathered or self.gather(batch, step))
+    def loss(self, inputs: StepInputs) -> torch.Tensor:
+        """Return the loss summed over the supervised tokens; divide by the count of the step."""
+        inputs = self.on_device(inputs)
         loss_S = (
-            self._ranking_loss(gathered)
+            self._ranking_loss(inputs)
             if self.recipe.task == "ranking"
-            else self._retrieval_loss(gathered)
+            else self._retrieval_loss(inputs)
         )
-        return loss_S.sum(), gathered.supervised_S.numel()
+        return loss_S.sum()
 
-    def on_device(self, gathered: StepInputs) -> StepInputs:
-        """A gathered batch where the model is; one that is there already is left alone."""
-        return (
-            gathered
-            if gathered.supervised_S.device == self.carrier.device
-            else gathered.carried_by(self.carrier)
-        )
+    def on_device(self, inputs: StepInputs) -> StepInputs:
+        """Return the inputs where the model is, copied only if they are elsewhere."""
+        if inputs.plan.supervised_S.device == self.device_transfer.device:
+            return inputs
+        return inputs.map_tensors(self.device_transfer.copy)
 
     def forward(
-        self, gathered: StepInputs, num_candidates_B: torch.Tensor | None = None
+        self, inputs: StepInputs, num_candidates_B: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The model over a gathered batch: hidden_TD for retrieval, logits_TA for ranking."""
-        batch = gathered.batch
+        """Run the model over a batch: hidden_TD for retrieval, logits_TA for ranking."""
+        batch = inputs.batch
         labels = (
             labels_TA(self.recipe, batch, self.dtype) if self.recipe.task == "ranking" else None
         )
         return self.model(
             ModelInput(
-                rows={name: lookup.rows(0) for name, lookup in gathered.lookups.items()},
+                rows=inputs.input_rows(),
                 offsets_B1=batch.offsets_B1,
                 timestamps_T=batch.timestamps_T,
                 next_timestamps_T=batch.next_timestamps_T,
                 token_ids_T=batch.token_ids_T,
                 labels_TA=labels,
                 num_candidates_B=num_candidates_B,
-                dropout_seed=gathered.dropout_seed,
+                dropout_seed=inputs.plan.dropout_seed,
             )
         )
 
     @torch.no_grad()
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor:
-        """Retrieval: what each supervised token asks the catalogue, as the loss compares it; no
-        dropout.
-        """
-        gathered = self._gather_inputs(batch)
-        return self._directions(self.forward(gathered)[gathered.supervised_S]).cpu()
+        """Retrieval: return each supervised token's query, as the loss compares it; no dropout."""
+        inputs = self._read_inputs(batch)
+        return self._directions(self.forward(inputs)[inputs.plan.supervised_S]).cpu()
 
     @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
-        """Retrieval: every item's output embedding, as the loss compares it: scores are queries_SD
-        @ catalogue_ND.T.
-        """
+        """Retrieval: return every item's embedding; scores are queries_SD @ catalogue_ND.T."""
         return self._directions(self.tables.all_rows(ITEM))
 
     @torch.no_grad()
     def predict_SA(
         self, batch: JaggedBatch, num_candidates_B: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Ranking: the probability of each action at each supervised token; no dropout."""
-        gathered = self._gather_inputs(batch)
-        candidates_B = None if num_candidates_B is None else self.carrier.move(num_candidates_B)
-        return self.forward(gathered, candidates_B)[gathered.supervised_S].sigmoid().cpu()
+        """Ranking: return each action's probability at each supervised token; no dropout."""
+        inputs = self._read_inputs(batch)
+        candidates_B = (
+            None if num_candidates_B is None else self.device_transfer.copy(num_candidates_B)
+        )
+        return self.forward(inputs, candidates_B)[inputs.plan.supervised_S].sigmoid().cpu()
 
-    def _gather_inputs(self, batch: JaggedBatch) -> StepInputs:
-        keys = {name: [keys] for name, keys in self.features.input_keys(batch).items()}
+    def _read_inputs(self, batch: JaggedBatch) -> StepInputs:
+        """Read the rows of the history and the features only."""
+        keys = {name: TableKeys(keys) for name, keys in self.features.input_keys(batch).items()}
         return self.on_device(
-            StepInputs(batch, self.tables.lookup(keys), batch.supervised_T.nonzero().squeeze(1))
+            self.read(StepPlan(batch, keys, batch.supervised_T.nonzero().squeeze(1)))
         )
 
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
 
-    def _retrieval_loss(self, gathered: StepInputs) -> torch.Tensor:
-        config, lookup, batch = self.recipe.loss, gathered.lookups[ITEM], gathered.batch
-        hidden_SD = self.forward(gathered).index_select(0, gathered.supervised_S)
-        hidden_SD, target_keys_S = (
-            self._directions(hidden_SD),
-            batch.next_items_T[gathered.supervised_S],
-        )
-        corrected = (
-            config.log_q and self.negatives.log_q_N is not None and gathered.negatives is not None
-        )
-        known_N = self.negatives.log_q_N if corrected else None
-        log_q_N = None if known_N is None else known_N.to(self.carrier.device, self.dtype)
+    def _retrieval_loss(self, inputs: StepInputs) -> torch.Tensor:
+        config, plan, rows_UD = self.recipe.loss, inputs.plan, inputs.lookups[ITEM].rows_UD
+        places = inputs.places(ITEM)
+        assert places.targets is not None
+        hidden_SD = self._directions(self.forward(inputs).index_select(0, plan.supervised_S))
+        target_keys_S = plan.batch.next_items_T[plan.supervised_S]
+        known_N = self.negatives.log_q_N if config.log_q and plan.negatives is not None else None
+        log_q_N = None if known_N is None else known_N.to(self.device_transfer.device, self.dtype)
         target_log_q_S = None if log_q_N is None else log_q_N[target_keys_S]
-        if gathered.segments is not None:
-            targets_SD = self._directions(take_rows(lookup.rows_UD, lookup.inverses[1]))
-            return gathered.segments.loss(
+        if inputs.segments is not None:
+            targets_SD = self._directions(take_rows(rows_UD, places.targets))
+            return inputs.segments.loss(
                 hidden_SD, targets_SD, target_keys_S, config.temperature, target_log_q_S, log_q_N
             )
-        question = RetrievalLossInputs(
-            hidden_SD=hidden_SD,
-            rows_UD=self._directions(lookup.rows_UD),
-            targets_S=lookup.inverses[1],
-            negatives=None if gathered.negatives is None else lookup.inverses[2],
-            temperature=config.temperature,
-            target_log_q_S=target_log_q_S,
-            negative_log_q=None
-            if log_q_N is None or gathered.negatives is None
-            else log_q_N[gathered.negatives],
-            groups=gathered.groups,
-            negative_rows_UD=self._directions(half_precision(lookup.rows_UD))
-            if config.precision == "fp16"
-            else None,
-            literal=config.share_by == "logits",
+        # In this order: autograd adds the gradients of the leaf in the reverse of it.
+        compared_UD, half_UD = self._directions(rows_UD), None
+        if config.precision == "fp16":
+            half_UD = self._directions(half_precision(rows_UD))
+        return RETRIEVAL_LOSSES[config.kind].per_token(
+            RetrievalLossInputs(
+                hidden_SD=hidden_SD,
+                rows_UD=compared_UD,
+                targets_S=places.targets,
+                negatives=None if plan.negatives is None else places.negatives,
+                temperature=config.temperature,
+                target_log_q_S=target_log_q_S,
+                negative_log_q=None if log_q_N is None else log_q_N[plan.negatives],
+                groups=plan.groups,
+                negative_rows_UD=half_UD,
+                literal=config.share_by == "logits",
+            )
         )
-        return RETRIEVAL_LOSSES[config.kind].per_token(question)
 
-    def _ranking_loss(self, gathered: StepInputs) -> torch.Tensor:
-        supervised_S = gathered.supervised_S
+    def _ranking_loss(self, inputs: StepInputs) -> torch.Tensor:
+        supervised_S = inputs.plan.supervised_S
         weights_A = torch.tensor(
             [task.weight for task in self.recipe.tasks.values()],
             dtype=self.dtype,
-            device=self.carrier.device,
+            device=self.device_transfer.device,
         )
-        labels_SA = labels_TA(self.recipe, gathered.batch, self.dtype)[supervised_S]
-        return ranking_loss(self.forward(gathered)[supervised_S], labels_SA, weights_A)
+        labels_SA = labels_TA(self.recipe, inputs.batch, self.dtype)[supervised_S]
+        return ranking_loss(self.forward(inputs)[supervised_S], labels_SA, weights_A)
 
 
 def build_tables(
     recipe: Recipe, features: Features, dtype: torch.dtype, ranks: Ranks
 ) -> TableCollection:
-    """This rank's part of the tables, connected with the ranks that hold the rest and with the
-    replicas.
-    """
+    """Make this rank's part of the tables, connected with the other ranks and replicas."""
     config = recipe.tables
     optimizer = make_row_optimizer(
         config.optimizer, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
@@ -403,12 +333,9 @@ def build_tables(
             if averaged
             else SummedGradients(communicator, whole)
         )
-    # The third list of keys a retrieval step asks of the items is its negatives'.
-    half_lists = (
-        {ITEM: frozenset([2])}
-        if recipe.task == "retrieval" and recipe.loss.precision == "fp16"
-        else None
-    )
+    half_lists = None
+    if recipe.task == "retrieval" and recipe.loss.precision == "fp16":
+        half_lists = {ITEM: NEGATIVES_LIST}
     by_name = {table.name: table for table in tables}
     exchange = Exchange(
         by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists

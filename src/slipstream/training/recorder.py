@@ -1,5 +1,6 @@
-"""Keeps the record of a run: answers the loop's hooks with checkpoints, metrics, events and the
-progress line.
+"""Keeps the record of a run at the loop's hooks: checkpoints, metrics, events, the progress line.
+
+Touch this when a run should write or show something more.
 """
 
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.data.batch import JaggedBatch
-from slipstream.data.sampler import TrainingSampler
+from slipstream.data.loader import PrefetchingLoader
 from slipstream.models.flops import training_flops
 from slipstream.training.checkpoint import BEST, save_checkpoint
 from slipstream.training.loop import Hooks, Progress, total_steps
@@ -28,7 +29,7 @@ from slipstream.training.telemetry import (
 
 
 def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
-    """What one training step over this batch is worth, by the account of docs and benchmarks."""
+    """Count the FLOPs of one training step over this batch, as docs and benchmarks do."""
     recipe = recommender.recipe
     negatives = (
         recommender.features.num_items - 1
@@ -46,21 +47,21 @@ def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
 
 
 class Recorder:
-    """One session of one run. Every rank has one and calls it alike; rank 0's writes and speaks."""
+    """One session of one run. Every rank has one and calls it alike; rank 0's writes and prints."""
 
     def __init__(
         self,
         directory: Path,
         recommender: Recommender,
         optimizer: torch.optim.AdamW,
-        sampler: TrainingSampler,
+        loader: PrefetchingLoader,
         progress: Progress,
         *,
         quiet: bool,
         ranks: Ranks = ALONE,
     ) -> None:
         self.directory, self.progress, self.ranks = directory, progress, ranks
-        self.recommender, self.optimizer, self.sampler = recommender, optimizer, sampler
+        self.recommender, self.optimizer, self.loader = recommender, optimizer, loader
         self.config = recommender.recipe.train
         self.metrics = (
             MetricsFile(directory / "metrics.jsonl", progress.step) if ranks.first else None
@@ -70,21 +71,25 @@ class Recorder:
         )
         self.line = ProgressLine(self.config.epochs, quiet=quiet or not ranks.first)
         self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
-        self.beside: Callable[[], dict[str, dict[str, torch.Tensor]]] = (
-            dict  # files of its own a schedule adds to checkpoints
-        )
+        # Files that a schedule adds to checkpoints: name -> tensors.
+        self.extra_files: Callable[[], dict[str, dict[str, torch.Tensor]]] = dict
         self._figures: dict[str, Any] = {}
         self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step
 
-    def hooks(self, judge: Callable[[], dict[str, float]] | None, stop: threading.Event) -> Hooks:
-        return Hooks(judge, self.on_step, self.on_log, self.on_evaluation, self.save, stop)
+    def hooks(
+        self, evaluate: Callable[[], dict[str, float]] | None, stop: threading.Event
+    ) -> Hooks:
+        """Return what the loop calls."""
+        return Hooks(evaluate, self.on_step, self.on_log, self.on_evaluation, self.save, stop)
 
     def on_step(self, progress: Progress, batch: JaggedBatch) -> None:
+        """Count a finished step's tokens and FLOPs."""
         self._tokens += batch.num_tokens
         self._flops += step_flops(self.recommender, batch)
 
     def on_log(self, progress: Progress, record: dict[str, Any]) -> None:
+        """Write a line of metrics. Collective."""
         tokens, flops = self.ranks.sum([self._tokens, self._flops])
         self._tokens, self._flops = 0, 0
         self.meter.add(int(tokens), flops)
@@ -95,6 +100,7 @@ class Recorder:
         self._show(progress)
 
     def on_evaluation(self, progress: Progress, is_best: bool) -> None:
+        """Write an evaluation, and keep the weights if they are the best. Collective."""
         self._append(
             {
                 "step": progress.step,
@@ -115,7 +121,8 @@ class Recorder:
             )
 
     def save(self, progress: Progress) -> None:
-        state = {"progress": progress.to_json(), "sampler": self.sampler.state_dict()}
+        """Write a checkpoint. Collective."""
+        state = {"progress": progress.to_json(), "sampler": self.loader.state_dict()}
         save_checkpoint(
             self.directory / "checkpoints",
             progress.step,
@@ -124,7 +131,7 @@ class Recorder:
             state,
             keep=self.config.keep_last,
             ranks=self.ranks,
-            beside=self.beside(),
+            extra_files=self.extra_files(),
         )
 
     def _append(self, record: dict[str, Any]) -> None:
@@ -132,6 +139,7 @@ class Recorder:
             self.metrics.append(record)
 
     def close(self) -> None:
+        """Close all files."""
         self.line.close()
         if self.metrics is not None:
             self.metrics.close()
@@ -141,13 +149,13 @@ class Recorder:
         if "loss" not in self._figures:
             return
         done = progress.step - self._first_step
-        total = total_steps(self.recommender.recipe, self.sampler.steps_per_epoch)
+        total = total_steps(self.recommender.recipe, self.loader.steps_per_epoch)
         left = (
             (time.perf_counter() - self._started) / done * max(total - progress.step, 0)
             if done
             else None
         )
-        steps = self.sampler.steps_per_epoch
+        steps = self.loader.steps_per_epoch
         self.line.show(
             progress.epochs_done + 1,
             progress.epoch_step,

@@ -1,21 +1,31 @@
-"""`report.html`: one self-contained page per run, with its curves, its figures and the recipe that
-made them.
+"""`report.html`: one self-contained page per run, with its curves, its figures and its recipe.
+
+Touch this to show more of a run.
 """
 
 import base64
 import html
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 from slipstream.files import atomic_file, read_json
+from slipstream.training.telemetry import read_metrics
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1c2733 }
-h1 { font-weight: 600 } h2 { font-weight: 600; margin-top: 2.2rem } table { border-collapse: collapse }
-td, th { padding: .25rem .9rem .25rem 0; text-align: left; border-bottom: 1px solid #dde3ea; font-variant-numeric: tabular-nums }
-img { max-width: 100%; margin: .5rem 0 } pre { background: #f4f6f9; padding: 1rem; overflow-x: auto }
+body {
+  font: 16px/1.5 system-ui, sans-serif; color: #1c2733;
+  max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+}
+h1 { font-weight: 600 }
+h2 { font-weight: 600; margin-top: 2.2rem }
+table { border-collapse: collapse }
+td, th {
+  padding: .25rem .9rem .25rem 0; text-align: left;
+  border-bottom: 1px solid #dde3ea; font-variant-numeric: tabular-nums;
+}
+img { max-width: 100%; margin: .5rem 0 }
+pre { background: #f4f6f9; padding: 1rem; overflow-x: auto }
 """
 CURVES = {
     "Loss": ("loss",),
@@ -24,17 +34,6 @@ CURVES = {
     "Model FLOPs utilisation": ("mfu",),
     "Learning rate": ("lr",),
 }
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a line cut short by a killed process is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
 
 
 def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
@@ -58,7 +57,7 @@ def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
 
 
 def _figure(row: dict[str, Any], name: str) -> float | None:
-    """A figure of a logged step, or of the evaluation a line tells of."""
+    """Return a figure of a logged step or of a logged evaluation."""
     return row.get(name, row.get("validation", {}).get(name))
 
 

@@ -1,5 +1,4 @@
-"""A run: a directory that holds everything one training produced, and `train`, which fills it or
-goes on filling it.
+"""A run: the directory of everything one training produced, and `train`, which fills it.
 
     recipe.yaml     the recipe, complete
     run.json        versions, machine, store, status, timings, figures
@@ -7,8 +6,8 @@ goes on filling it.
     checkpoints/    step-… (the newest few) and best-…
     tensorboard/    the same figures as events
 
-The same recipe and data in the same directory go on where the newest checkpoint stands; another
-recipe's run is never overwritten.
+The same recipe and data in the same directory continue from the newest checkpoint; another recipe's
+run is never overwritten. Touch this when a run starts, resumes or ends in another way.
 """
 
 import contextlib
@@ -29,6 +28,7 @@ import torch
 import yaml
 
 import slipstream
+from slipstream.data.loader import PrefetchingLoader
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
@@ -37,14 +37,13 @@ from slipstream.ops import native
 from slipstream.ops.allocator import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
 from slipstream.training.device import find_device
-from slipstream.training.handed_out import HandedOut
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.ranks import Ranks, joined
 from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
-from slipstream.training.scheduled import doing_steps
+from slipstream.training.scheduled import recipe_steps
 
 LOCK = ".lock"
 
@@ -75,11 +74,10 @@ def train(
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> RunResult:
-    """Train `recipe` on `store` into `run_dir`, resuming what is there; Ctrl-C or SIGTERM ends it
-    cleanly after a step.
+    """Train `recipe` on `store` into `run_dir`, resuming what is there.
 
-    Under torchrun this is one of the ranks: they share the batch, the tables and the directory (a
-    file system all of them see).
+    Ctrl-C or SIGTERM ends it cleanly after a step. Under torchrun this is one of the ranks: they
+    share the batch, the tables and the directory (a file system all of them see).
     """
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
@@ -93,21 +91,19 @@ def train(
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
     device = find_device(recipe.train.device)
-    # Signals outermost: while a lost rank is being named, torchrun already tells the others to
-    # stop.
+    # Signals outermost: while a lost rank is being named, torchrun already stops the others.
     with (
         stop_signals() as stop,
         joined(recipe.train.mesh, recipe.train.rank_timeout, device) as ranks,
         contextlib.ExitStack() as held,
     ):
-        judging = evaluate
-        if judging is None and recipe.train.evaluate_every:
-            judging = functools.partial(default_evaluate, ranks=ranks)
+        if evaluate is None and recipe.train.evaluate_every:
+            evaluate = functools.partial(default_evaluate, ranks=ranks)
         return _train(
             recipe,
             store,
             Path(run_dir),
-            judging,
+            evaluate,
             ranks,
             stop,
             held,
@@ -130,9 +126,7 @@ def _train(
     dtype: torch.dtype,
     device: torch.device,
 ) -> RunResult:
-    """One rank's session: rank 0 opens the directory for all, everybody loads its part, and the
-    loop begins.
-    """
+    """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
 
     def open_for_all() -> dict[str, Any]:
         directory.mkdir(parents=True, exist_ok=True)
@@ -144,7 +138,7 @@ def _train(
             "newest": None if newest is None else newest.name,
         }
 
-    opened = ranks.first_does(open_for_all)
+    opened = ranks.on_first_rank(open_for_all)
     recommender = Recommender.build(recipe, store, dtype, ranks, device)
     held.callback(recommender.tables.close)
     recommender.tables.clear()
@@ -158,39 +152,39 @@ def _train(
         rank=ranks.rank,
         world_size=ranks.world,
     )
-    if recipe.train.schedule != "synchronous":
-        sampler = HandedOut(sampler)
+    loader = held.enter_context(PrefetchingLoader(sampler))
     progress = Progress()
     if opened["newest"] is not None:
         state = load_checkpoint(
             directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks
         )
-        sampler.load_state_dict(state["sampler"])
+        loader.load_state_dict(state["sampler"])
         progress = Progress(**state["progress"])
 
-    def judge() -> dict[str, float]:
+    def evaluate_validation() -> dict[str, float]:
         assert evaluate is not None
         recommender.tables.settle()
         figures = evaluate(recommender, store, recipe, "validation")
-        return ranks.first_does(lambda: figures)
+        return ranks.on_first_rank(lambda: figures)
 
     recorder = Recorder(
-        directory, recommender, optimizer, sampler, progress, quiet=quiet, ranks=ranks
+        directory, recommender, optimizer, loader, progress, quiet=quiet, ranks=ranks
     )
-    return _run(recorder, judge if evaluate is not None else None, stop, opened["earlier"])
+    evaluates = evaluate_validation if evaluate is not None else None
+    return _run(recorder, evaluates, stop, opened["earlier"])
 
 
 def _run(
     recorder: Recorder,
-    judge: Callable[[], dict[str, float]] | None,
+    evaluate: Callable[[], dict[str, float]] | None,
     stop: threading.Event,
     earlier: dict[str, Any],
 ) -> RunResult:
-    """The loop inside its bookkeeping: run.json tells the truth however it ends."""
+    """Run the loop; run.json holds its true status however it ends."""
     started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
     progress, directory = recorder.progress, recorder.directory
 
-    def note(status: str) -> float:
+    def record(status: str) -> float:
         seconds = spent + time.perf_counter() - started
         outcome = {
             "step": progress.step,
@@ -204,25 +198,15 @@ def _run(
             )
         return seconds
 
-    note("running")
+    record("running")
     try:
-        hooks = recorder.hooks(judge, stop)
-        with doing_steps(recorder, stop) as doing:
-            status = run_loop(
-                recorder.recommender,
-                recorder.optimizer,
-                recorder.sampler,
-                progress,
-                hooks,
-                recorder.ranks,
-                doing,
-            )
-        seconds = note(status)
+        hooks, recipe = recorder.hooks(evaluate, stop), recorder.recommender.recipe
+        with recipe_steps(recorder, stop) as steps:
+            status = run_loop(recipe, steps, recorder.loader, progress, hooks, recorder.ranks)
+        seconds = record(status)
     except BaseException as error:
-        with contextlib.suppress(
-            SlipstreamError
-        ):  # a full disk refuses this note too; the first error is the one to tell
-            note("failed")
+        with contextlib.suppress(SlipstreamError):  # a full disk refuses this file too
+            record("failed")
         if isinstance(error, OSError):
             raise SlipstreamError(
                 f"could not write to {directory}: {error.strerror or error}; its checkpoints are "
@@ -231,7 +215,7 @@ def _run(
         raise
     finally:
         recorder.close()
-    recorder.line.say(closing_words(status, progress))
+    recorder.line.print(closing_words(status, progress))
     return RunResult(
         directory,
         status,
@@ -244,7 +228,7 @@ def _run(
 
 
 def closing_words(status: str, progress: Progress) -> str:
-    """One sentence for whoever waited."""
+    """Return the sentence that ends a run."""
     if status == "interrupted":
         return f"stopped after step {progress.step}; run the same command again to go on from there"
     figures = ", ".join(f"{name} {value:.4f}" for name, value in progress.best_metrics.items())
@@ -253,9 +237,7 @@ def closing_words(status: str, progress: Progress) -> str:
 
 
 def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
-    """Make the run's directory ready: new, or the same run's. Returns what run.json will go on
-    saying.
-    """
+    """Prepare the run's directory, new or the same run's; return what run.json will contain."""
     described = {
         "name": recipe.name,
         "trained_digest": trained_digest(recipe),
@@ -288,9 +270,7 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
 
 
 def sweep(directory: Path) -> None:
-    """Remove half-written files of a killed session (only the lock's holder may); what has its
-    final name is whole.
-    """
+    """Remove half-written files of a killed session; only the holder of the lock may."""
     for place in (directory, directory / "checkpoints"):
         for path in place.glob(".*"):
             if path.is_dir():
@@ -300,7 +280,7 @@ def sweep(directory: Path) -> None:
 
 
 def versions() -> dict[str, Any]:
-    """What ran where, for whoever reads the figures later."""
+    """Return the versions and the machine of this session."""
     return {
         "versions": {
             "slipstream": slipstream.__version__,
@@ -319,7 +299,7 @@ def versions() -> dict[str, Any]:
 
 
 def read_recipe(run_dir: str | os.PathLike[str]) -> Recipe:
-    """The recipe a run was trained with."""
+    """Return the recipe a run was trained with."""
     run = read_json(Path(run_dir) / "run.json")
     try:
         return Recipe.model_validate(run["recipe"])
@@ -332,9 +312,7 @@ def read_recipe(run_dir: str | os.PathLike[str]) -> Recipe:
 def open_run(
     run_dir: str | os.PathLike[str], store: SequenceStore | None = None, which: str = "best"
 ) -> tuple[Recipe, SequenceStore, Recommender]:
-    """A trained recommender: the `best` weights (the newest where nothing was evaluated) or the
-    `last`.
-    """
+    """Open a run's recommender: its `best` weights (without evaluation the newest) or `last`."""
     recipe = read_recipe(run_dir)
     trained_on = read_json(Path(run_dir) / "run.json")["store"]
     store = store or SequenceStore.open(trained_on["directory"])
@@ -363,9 +341,7 @@ def open_run(
 
 @contextlib.contextmanager
 def sole_user(directory: Path) -> Iterator[None]:
-    """Hold the run's directory: two trainings in one would tear each other's checkpoints. The lock
-    dies with the process.
-    """
+    """Lock the run's directory for this process; the lock ends with the process."""
     with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -379,7 +355,7 @@ def sole_user(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or SIGTERM sets. A second Ctrl-C interrupts at once."""
+    """Set the event at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,125 +1,112 @@
-"""Training by a schedule of `slipstream.pipeline`: the one door between the recommender and the
-lanes.
+"""Training by a schedule of `slipstream.pipeline`: where the recommender meets the lanes.
 
-`RecommenderWork` tells the pipeline what a step of a recommender is; `ScheduledSteps` gives the
-loop its steps.
+`RecommenderWork` is a step of a recommender as the pipeline asks for it; `ScheduledSteps` gives the
+loop its steps; `recipe_steps` chooses between a schedule and the plain loop. Touch this when a
+schedule needs something new from the recommender, or when a run must keep more for a resumption.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from slipstream.data.batch import JaggedBatch
+from slipstream.data.loader import LoadedBatch, PrefetchingLoader
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.clustering import cluster_samples, deal_samples
-from slipstream.pipeline.peers import Peers
-from slipstream.pipeline.runner import Done, Moved, Pipeline
+from slipstream.pipeline.lane_groups import LaneGroups
+from slipstream.pipeline.runner import Pipeline, StaleRows
 from slipstream.pipeline.schedule import STALE, Schedule, make_schedule
 from slipstream.pipeline.trace import shares, write_trace
-from slipstream.pipeline.work import Micro
+from slipstream.pipeline.work import MicroBatch, StepResult
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Lookups
 from slipstream.tables.slices import Placement
 from slipstream.training.checkpoint import checkpoint_path, read_tensors
 from slipstream.training.device import HOST, DeviceInputs
-from slipstream.training.handed_out import HandedOut
-from slipstream.training.loop import Stepped, Steps, total_steps
+from slipstream.training.loop import PlainSteps, Steps, total_steps
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
-from slipstream.training.recommender import Recommender, StepInputs, StepPlan
+from slipstream.training.recommender import Recommender
+from slipstream.training.step import StepPlan
 
 if TYPE_CHECKING:
     from slipstream.training.recorder import Recorder
 
 TRACE = "trace.json"
-MOVED = "moved-"  # files of a checkpoint: weights before the newest steps moved them
+STALE_ROWS = "stale-rows-"  # files of a checkpoint: weights before the newest steps updated them
+STALE_ROWS_BEFORE = "moved-"  # what these files were called in earlier checkpoints
 
 
 class RecommenderWork:
-    """`slipstream.pipeline.work.Work` of a recommender; `source` gives (batch, anything), None when
-    the data has ended.
-    """
+    """`slipstream.pipeline.work.Work` of a recommender; `take` returns None when the data ends."""
 
     def __init__(
         self,
         recommender: Recommender,
         optimizer: torch.optim.AdamW,
-        source: Any,
+        take: Callable[[], LoadedBatch | None],
         steps: int,
         *,
         ranks: Ranks = ALONE,
         cluster: bool = True,
     ) -> None:
-        self.recommender, self.optimizer, self.source, self.steps = (
-            recommender,
-            optimizer,
-            source,
-            steps,
-        )
-        self.ranks, self.cluster = ranks, cluster
+        self.recommender, self.optimizer, self.take = recommender, optimizer, take
+        self.steps, self.ranks, self.cluster = steps, ranks, cluster
 
     @property
     def mixes_samples(self) -> str | None:
         return self.recommender.mixes_samples
 
-    def next_batch(self) -> Any | None:
-        return self.source()
+    def next_batch(self) -> LoadedBatch | None:
+        return self.take()
 
-    def cut(self, batch: Any | None, step: int, micro_batches: int) -> list[Micro]:
-        """Whole users per part, sharing keys where `cluster` is set; a token's dropout and
-        negatives do not depend on the cut.
-        """
+    def cut(self, batch: LoadedBatch | None, step: int, micro_batches: int) -> list[MicroBatch]:
+        """Cut a batch into whole users; dropout and negatives of a token do not depend on it."""
         if batch is None:
-            nothing = torch.empty(0, dtype=torch.int64)
+            nothing = [torch.empty(0, dtype=torch.int64)]
             return [
-                Micro({name: [nothing] for name in self.recommender.tables.tables}, 0)
+                MicroBatch(dict.fromkeys(self.recommender.tables.tables, nothing), 0)
             ] * micro_batches
-        whole: JaggedBatch = batch[0]
+        whole = batch.batch
         if micro_batches == 1:
-            return [self._micro(whole, step)]
+            return [self._micro_batch(whole, step)]
         if self.cluster:
             parts = cluster_samples(whole.items_T, whole.offsets_B1, micro_batches)
         else:
             parts = deal_samples(whole.offsets_B1, micro_batches)
-        return [self._micro(whole.take(users_C), step) for users_C in parts]
+        return [self._micro_batch(whole.take(users_C), step) for users_C in parts]
 
-    def _micro(self, batch: JaggedBatch, step: int) -> Micro:
-        wanted = self.recommender.plan_step(batch, step)
-        return Micro(
-            wanted.keys, wanted.supervised_S.numel(), (batch, wanted) if batch.num_users else None
-        )
+    def _micro_batch(self, batch: JaggedBatch, step: int) -> MicroBatch:
+        plan = self.recommender.plan_step(batch, step)
+        return MicroBatch(plan.key_lists(), plan.count, plan if batch.num_users else None)
 
     @property
     def has_device(self) -> bool:
-        return self.recommender.carrier.device != HOST
+        return self.recommender.device_transfer.device != HOST
 
-    def carry(self, micro: Micro, lookups: Lookups) -> Micro:
-        carrier = self.recommender.carrier
-        with carrier.ahead_of_compute():
-            return replace(
-                micro, content=carrier.mark(self._gathered(micro, lookups).carried_by(carrier))
-            )
-
-    def loss(self, micro: Micro, step: int, lookups: Lookups) -> torch.Tensor:
-        carried = isinstance(micro.content, DeviceInputs)
-        gathered = (
-            self.recommender.carrier.receive(micro.content)
-            if carried
-            else self._gathered(micro, lookups)
+    def transfer(self, micro: MicroBatch, lookups: Lookups) -> MicroBatch:
+        assert isinstance(micro.content, StepPlan)
+        transfer, inputs = (
+            self.recommender.device_transfer,
+            self.recommender.inputs(micro.content, lookups),
         )
-        return self.recommender.loss_sum(gathered.batch, step, gathered)[0]
+        with transfer.ahead_of_compute():
+            return replace(micro, content=transfer.mark(inputs.map_tensors(transfer.copy)))
 
-    def _gathered(self, micro: Micro, lookups: Lookups) -> StepInputs:
-        batch, wanted = micro.content
-        assert isinstance(batch, JaggedBatch) and isinstance(wanted, StepPlan)
-        return self.recommender.gathered(batch, wanted, lookups)
+    def loss(self, micro: MicroBatch, step: int, lookups: Lookups) -> torch.Tensor:
+        if isinstance(micro.content, DeviceInputs):
+            inputs = self.recommender.device_transfer.receive(micro.content)
+        else:
+            assert isinstance(micro.content, StepPlan)
+            inputs = self.recommender.inputs(micro.content, lookups)
+        return self.recommender.loss(inputs)
 
     def sum_dense(self, everybody: Communicator | None) -> None:
         replace(self.ranks, everybody=everybody).sum_gradients_(self.recommender.model)
@@ -138,36 +125,39 @@ class RecommenderWork:
 
 
 def recipe_schedule(recipe: Recipe) -> Schedule:
-    """The schedule a recipe names; `auto` begins with its usual number of micro-batches."""
+    """Return the schedule a recipe names; `auto` begins with its usual number of micro-batches."""
     config = recipe.train
     if config.schedule in STALE:
         return make_schedule(
             config.schedule, staleness=config.staleness, synchronous_steps=config.synchronous_steps
         )
-    cuts = config.schedule in ("frozen_window", "nested") and isinstance(config.micro_batches, int)
-    return make_schedule(config.schedule, micro_batches=config.micro_batches if cuts else None)  # type: ignore[arg-type]
+    micro_batches = None
+    if config.schedule in ("frozen_window", "nested") and isinstance(config.micro_batches, int):
+        micro_batches = config.micro_batches
+    return make_schedule(config.schedule, micro_batches=micro_batches)
 
 
-def save_moved(moved: Moved, ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
-    """What a stale schedule must remember to go on exactly, as files of a checkpoint; the first
-    replica saves.
-    """
-    if not moved or ranks.rank >= ranks.shards:
+def stale_row_files(rows: StaleRows, ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
+    """Return what a stale schedule needs to resume exactly, as files; the first replica saves."""
+    if not rows or ranks.rank >= ranks.shards:
         return {}
-    parts = {"keys": 0, "weights": 1}
     tensors = {
-        f"{step}/{name}/{part}": rows[place]
-        for step, tables in moved.items()
-        for name, rows in tables.items()
-        for part, place in parts.items()
+        f"{step}/{name}/{part}": value
+        for step, tables in rows.items()
+        for name, (keys_U, weights_UD) in tables.items()
+        for part, value in (("keys", keys_U), ("weights", weights_UD))
     }
-    return {f"{MOVED}{ranks.shard:05d}.safetensors": tensors}
+    return {f"{STALE_ROWS}{ranks.shard:05d}.safetensors": tensors}
 
 
-def load_moved(checkpoint: Path, ranks: Ranks) -> Moved:
-    """The same from a checkpoint, whatever ranks wrote it: what this rank owns."""
+def load_stale_rows(checkpoint: Path, ranks: Ranks) -> StaleRows:
+    """Read what this rank owns of a checkpoint's stale rows, whatever ranks wrote them."""
     found: dict[int, dict[str, list[tuple[torch.Tensor, torch.Tensor]]]] = {}
-    for path in sorted(checkpoint.glob(f"{MOVED}*.safetensors")):
+    for path in sorted(
+        path
+        for prefix in (STALE_ROWS, STALE_ROWS_BEFORE)
+        for path in checkpoint.glob(f"{prefix}*.safetensors")
+    ):
         tensors = read_tensors(path, ("",))
         for full_name, keys_H in tensors.items():
             step, _, name = full_name.removesuffix("/keys").partition("/")
@@ -180,116 +170,113 @@ def load_moved(checkpoint: Path, ranks: Ranks) -> Moved:
                 rows = (keys_H[mine_H], tensors[f"{step}/{name}/weights"][mine_H])
                 found.setdefault(int(step), {}).setdefault(name, []).append(rows)
     return {
-        step: {name: _merged(parts) for name, parts in tables.items()}
+        step: {name: _merge(parts) for name, parts in tables.items()}
         for step, tables in found.items()
     }
 
 
-def _merged(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _merge(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the rows of several files, ascending by key."""
     keys_H, order_H = torch.cat([keys for keys, _ in parts]).sort()
     return keys_H, torch.cat([weights for _, weights in parts])[order_H]
 
 
 class ScheduledSteps:
-    """Steps done by a pipeline, as the loop asks for them."""
+    """Steps made by a pipeline, as the loop asks for them."""
 
     def __init__(
-        self, pipeline: Pipeline, sampler: HandedOut, ranks: Ranks, stop: threading.Event
+        self, pipeline: Pipeline, loader: PrefetchingLoader, ranks: Ranks, stop: threading.Event
     ) -> None:
-        self.pipeline, self._sampler, self._ranks, self._stop = pipeline, sampler, ranks, stop
-        self._running: Iterator[Done] = pipeline.steps()
-        self._said = 0
+        self.pipeline, self._loader, self._ranks, self._stop = pipeline, loader, ranks, stop
+        self._running: Iterator[StepResult] = pipeline.steps()
+        self._logged = 0  # the step up to which figures were given
 
-    def next(self, step: int) -> Stepped | None:
+    def next(self, step: int) -> StepResult | None:
         if self._stop.is_set() and self._ranks.world > 1:
             self.pipeline.ask_to_stop()
-        done = next(self._running, None)
-        if done is None:
+        result = next(self._running, None)
+        if result is None:
             return None
-        if done.step != step:
-            raise RuntimeError(f"the pipeline did step {done.step} when step {step} was asked for")
-        batch, position = done.batch
-        self._sampler.hand_out(position)
-        return Stepped(
-            batch, done.loss_sum, done.count, self._stop.is_set() and self._ranks.world == 1
-        )
+        if result.step != step:
+            raise RuntimeError(f"the pipeline did step {result.step} instead of step {step}")
+        loaded: LoadedBatch | None = result.batch
+        assert loaded is not None
+        self._loader.mark_used(loaded)
+        stop = self._stop.is_set() and self._ranks.world == 1
+        return replace(result, batch=loaded.batch, stop=stop)
 
     def settled(self) -> contextlib.AbstractContextManager[None]:
         return self.pipeline.settled()
 
     def figures(self) -> dict[str, float]:
-        found = shares(self.pipeline.trace.intervals(self._said), self._said)
-        newest = max(
-            (
-                each.step
-                for each in self.pipeline.trace.intervals(self._said)
-                if each.stage == "update"
-            ),
-            default=self._said,
-        )
-        self._said = newest
-        return {
-            name: found[name]
-            for name in ("exposed_lookup", "exposed_comm", "compute_utilisation")
-            if name in found
-        }
+        intervals = self.pipeline.trace.intervals(self._logged)
+        found = shares(intervals, self._logged)
+        updated = (each.step for each in intervals if each.stage == "update")
+        self._logged = max(updated, default=self._logged)
+        names = ("exposed_lookup", "exposed_comm", "compute_utilisation")
+        return {name: found[name] for name in names if name in found}
 
 
 @contextlib.contextmanager
-def doing_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps | None]:
-    """The steps of a run by its recipe's schedule; None for the plain loop. The trace of the newest
-    steps is left in the run.
-    """
-    recipe, sampler, ranks = recorder.recommender.recipe, recorder.sampler, recorder.ranks
+def recipe_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]:
+    """Make the steps of a run: the plain loop, or the recipe's schedule, which leaves a trace."""
+    recommender, optimizer, ranks = recorder.recommender, recorder.optimizer, recorder.ranks
+    recipe, loader = recommender.recipe, recorder.loader
     if recipe.train.schedule == "synchronous":
-        yield None
+        yield PlainSteps(recommender, optimizer, loader, ranks, stop)
         return
+    _refuse_unbuffered(recommender, ranks)
+    work = RecommenderWork(
+        recommender,
+        optimizer,
+        loader.take,
+        total_steps(recipe, loader.steps_per_epoch),
+        ranks=ranks,
+        cluster=recipe.train.cluster,
+    )
+    tables, timeout = recommender.tables, timedelta(seconds=recipe.train.rank_timeout)
+    groups = LaneGroups(
+        tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout
+    )
+    first, schedule = recorder.progress.step, recipe_schedule(recipe)
+    adapts = schedule.cuts_batches and recipe.train.micro_batches == "auto"
+    stale_rows: StaleRows = {}
+    if schedule.staleness:
+        checkpoint = checkpoint_path(recorder.directory / "checkpoints", first)
+        stale_rows = load_stale_rows(checkpoint, ranks)
+    pipeline = Pipeline(
+        schedule,
+        work,
+        tables.tables,
+        groups,
+        first_step=first,
+        adapt=recorder.line.print if adapts else None,
+        stale_rows=stale_rows,
+    )
+    recorder.extra_files = lambda: stale_row_files(pipeline.stale_rows(), ranks)
+    try:
+        with pipeline:
+            yield ScheduledSteps(pipeline, loader, ranks, stop)
+    finally:
+        recorder.extra_files = dict
+        groups.close()
+        if ranks.first:
+            about = {"schedule": recipe.train.schedule, "run": recipe.name, "first_step": first}
+            write_trace(recorder.directory / TRACE, pipeline.trace.intervals(), about)
+
+
+def _refuse_unbuffered(recommender: Recommender, ranks: Ranks) -> None:
+    """Raise where a step's rows cannot live in buffers."""
+    recipe = recommender.recipe
     if recipe.tables.replicas == "averaged" and ranks.replicas > 1:
         raise SlipstreamError(
-            f"schedule '{recipe.train.schedule}' moves rows in buffers, but "
-            "tables.replicas=averaged moves them between steps too; "
+            f"schedule '{recipe.train.schedule}' updates rows in buffers, but "
+            "tables.replicas=averaged updates them between steps too; "
             "use tables.replicas=exact, or train.schedule=synchronous"
         )
-    if recorder.recommender.fetch is not None:
+    if recommender.fetch is not None:
         raise SlipstreamError(
             f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which "
             "loss.fetch=segmented is there to "
             "avoid; use train.schedule=synchronous, or loss.fetch=whole"
         )
-    assert isinstance(sampler, HandedOut)
-    steps = total_steps(recipe, sampler.steps_per_epoch)
-    tables = recorder.recommender.tables
-    work = RecommenderWork(
-        recorder.recommender,
-        recorder.optimizer,
-        sampler.take,
-        steps,
-        ranks=ranks,
-        cluster=recipe.train.cluster,
-    )
-    timeout = timedelta(seconds=recipe.train.rank_timeout)
-    peers = Peers(tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout)
-    first, schedule = recorder.progress.step, recipe_schedule(recipe)
-    adapt = (
-        recorder.line.say
-        if schedule.cuts_batches and recipe.train.micro_batches == "auto"
-        else None
-    )
-    earlier = (
-        load_moved(checkpoint_path(recorder.directory / "checkpoints", first), ranks)
-        if schedule.staleness
-        else {}
-    )
-    pipeline = Pipeline(
-        schedule, work, tables.tables, peers, first_step=first, adapt=adapt, earlier=earlier
-    )
-    recorder.beside = lambda: save_moved(pipeline.moved(), ranks)
-    try:
-        with pipeline:
-            yield ScheduledSteps(pipeline, sampler, ranks, stop)
-    finally:
-        recorder.beside = dict
-        peers.close()
-        if ranks.first:
-            about = {"schedule": recipe.train.schedule, "run": recipe.name, "first_step": first}
-            write_trace(recorder.directory / TRACE, pipeline.trace.intervals(), about)

@@ -1,11 +1,10 @@
-"""Checkpoints of many ranks: every rank writes its own rows, and any number of ranks reads them
-back.
+"""Checkpoints of many ranks: each rank writes its own rows, and any number of ranks reads them.
 
 Rows lie as one long list per table, ascending by (slice, key): `tables/item/keys`, `…/weights`,
 `…/state.m` and, to find one's way, `…/slices` (rows in each of the 65,536 slices). A rank owns a
 contiguous range of slices, so it writes a contiguous part of the list, and on another mesh reads
-another contiguous part. Dense weights and whole tables are written by rank 0. Rows pass by in
-chunks, so that a table larger than memory can be saved.
+another contiguous part. Dense weights and whole tables are written by rank 0. Rows are read in
+chunks, so that a table larger than memory can be saved. Touch this when that layout changes.
 """
 
 import warnings
@@ -47,9 +46,7 @@ Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @dataclass
 class TablePart:
-    """The rows of one table this rank saves: `keys` ascending by (slice, key), first one at `start`
-    of `total`.
-    """
+    """The rows of one table that this rank saves, ascending by (slice, key), from `start` on."""
 
     table: EmbeddingTable
     slices: tuple[int, int]
@@ -79,9 +76,7 @@ class TablePart:
         return entries_of(self.table, self.state)
 
     def write_items(self) -> Iterator[tuple[WriteItem, str, int]]:
-        """What goes to disk, chunk by chunk: the item, the entry it belongs to, and the number of
-        its chunk.
-        """
+        """Yield what goes to disk, chunk by chunk: the item, its entry, and the chunk's number."""
         low, high = self.slices
         yield (
             _write_item(
@@ -138,9 +133,7 @@ def _write_item(
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """This rank's dense tensors and parts of tables; rows are read when their turn to be written
-    comes.
-    """
+    """This rank's dense tensors and parts of tables; rows are read when they are written."""
 
     def __init__(self, dense: Tensors, parts: list[TablePart]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -170,7 +163,7 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Fills tensors from their first axis' place `starts[name]` on (0 where not told)."""
+    """Fills tensors from place `starts[name]` of their first axis on, or from 0."""
 
     def __init__(self, targets: Tensors, starts: dict[str, int]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -202,8 +195,7 @@ class _LoadPlanner(DefaultLoadPlanner):
 def save_sharded(
     directory: Path, dense: Tensors, tables: dict[str, EmbeddingTable], ranks: Ranks
 ) -> None:
-    """Write `dense` (given by rank 0 alone) and everybody's rows into `directory`, which exists.
-    Collective.
+    """Write rank 0's `dense` and every rank's rows into the existing `directory`. Collective.
 
     Replicas hold the same rows, so the first one writes. A rank that cannot write makes all ranks
     fail.
@@ -218,7 +210,7 @@ def save_sharded(
             ]
         except (OSError, SlipstreamError) as error:
             failure = error
-    ranks.all_did(failure)
+    ranks.fail_together(failure)
     group, rank = (None, 0) if ranks.everybody is None else (ranks.everybody.group, ranks.rank)
     counts = [part.keys.numel() for part in parts] if parts else [0] * len(tables)
     counts_WC = (
@@ -266,11 +258,11 @@ class ShardedReader:
 
     def dense(self, prefixes: tuple[str, ...]) -> Tensors:
         """Every whole tensor whose name begins with one of `prefixes`."""
-        wanted = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
+        chosen = {name: kind for name, kind in self.stored.items() if name.startswith(prefixes)}
         return self._fill(
             {
                 name: torch.empty(kind.size, dtype=kind.properties.dtype)
-                for name, kind in wanted.items()
+                for name, kind in chosen.items()
             },
             {},
         )
@@ -302,7 +294,7 @@ class ShardedReader:
                 raise SlipstreamError(
                     f"{self.path} has no table '{table.name}'; use the recipe it was trained with"
                 )
-            return  # nobody ever touched a row of it
+            return  # none of its rows was ever touched
         total = self.stored[f"{prefix}keys"].size[0]
         found = {
             name.removeprefix(prefix): kind

@@ -1,9 +1,8 @@
-"""What a run says about itself while it runs: one progress line, metrics as JSON lines, TensorBoard
-events.
+"""What a run shows while it runs: a progress line, metrics as JSON lines, TensorBoard events.
 
 Speeds divide by wall-clock time, all included (evaluation, checkpoints), so the line never
 flatters. MFU is the model's FLOPs divided by (time x the matrix-multiply peak measured here, with
-the same threads, at the start). Only rank 0 speaks.
+the same threads, at the start). Only rank 0 prints. Touch this to show or log something more.
 """
 
 import json
@@ -20,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from slipstream.files import atomic_file
 
-_PLAIN_SECONDS = 10.0  # between lines when nobody watches a terminal
+_PLAIN_SECONDS = 10.0  # between lines where there is no terminal
 
 
 def is_first_rank() -> bool:
@@ -40,7 +39,7 @@ def measure_peak_flops(repeats: int = 3) -> float:
 
 
 def resident_bytes() -> int:
-    """Memory this process occupies now; its peak where the system does not tell."""
+    """Return the memory this process occupies now; its peak where only that is known."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -49,8 +48,9 @@ def resident_bytes() -> int:
 
 
 class MetricsFile:
-    """metrics.jsonl: one object a line, appended; a resumed run first drops what lies after its
-    checkpoint.
+    """metrics.jsonl: one object a line, appended.
+
+    A resumed run first drops the lines after its checkpoint.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:
@@ -137,7 +137,7 @@ class Meter:
 
 
 def describe(record: dict[str, Any], seconds_left: float | None) -> str:
-    """The figures of the progress line, in words; figures nobody has yet are left out."""
+    """Return the figures of the progress line in words, without those not known yet."""
     parts = [f"loss {record['loss']:.4g}"]
     if speed := record.get("tokens_per_second"):
         parts.append(
@@ -194,10 +194,10 @@ class ProgressLine:
             )
         elif now or time.monotonic() - self._last_plain >= _PLAIN_SECONDS:
             self._last_plain = time.monotonic()
-            self.say(f"{title} {100 * done // max(total, 1)} %  {figures}")
+            self.print(f"{title} {100 * done // max(total, 1)} %  {figures}")
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
         if not self.quiet:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -1,5 +1,6 @@
-"""What to show one user next: the catalogue's best items given the whole log, with what was seen
-left out.
+"""Recommends items to one user: the catalogue's best given the whole log, without what was seen.
+
+Touch this to change what `slipstream recommend` answers.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ CANDIDATE_TILE = 2048  # candidates ranked at once
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Items for one user, best first, beside the behaviours the model saw (oldest first)."""
+    """Items for one user, best first, and the behaviours the model saw, oldest first."""
 
     user: int
     items: list[int]
@@ -26,9 +27,7 @@ class Recommendation:
 
 
 def whole_log(recommender: Recommender, store: SequenceStore, user: int) -> JaggedBatch:
-    """A user's most recent behaviours, held-out ones included, with the last one asked what comes
-    next.
-    """
+    """Return a user's newest behaviours, held-out ones included; the last asks for the next."""
     length = np.array([store.lengths_U[user]])
     begin = np.maximum(0, length - recommender.recipe.sampler.max_len)
     batch = cut_windows(
@@ -57,9 +56,7 @@ def recommend(
 
 
 def _ranking_scores(recommender: Recommender, history: JaggedBatch) -> torch.Tensor:
-    """The first task's probability for every item of the catalogue, each a candidate that sees the
-    history and itself.
-    """
+    """Return the first task's probability for every item, each a candidate after the history."""
     parts = []
     for items in torch.arange(recommender.features.num_items).split(CANDIDATE_TILE):
         count = items.numel()
