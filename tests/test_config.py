@@ -1,5 +1,7 @@
 """Recipes: overrides land where they should, and every mistake is one helpful sentence."""
 
+from typing import ClassVar
+
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +24,7 @@ class Train(BaseModel):
 
 class Tables(BaseModel):
     model_config = ConfigDict(extra="forbid")
+    renamed: ClassVar[dict[str, str]] = {"speed": "lr"}
     lr: float = 1e-2
 
 
@@ -46,6 +49,14 @@ def test_overrides_reach_their_keys(recipe):
     loaded = load_recipe(Tiny, recipe, overrides, train__lr=0.5)
     assert (loaded.train.max_steps, loaded.loss.kind, loaded.loss.negatives) == (2000, "full", 4)
     assert (loaded.tables.lr, loaded.train.lr, loaded.tasks) == (1e-4, 0.5, {"click": 0.5})
+
+
+@pytest.mark.parametrize("override", ["speed=0.5", "tables.speed=0.5", "tables.lr=0.5"])
+def test_a_key_that_was_renamed_is_still_found(tmp_path, override):
+    path = tmp_path / "old.yaml"
+    path.write_text("name: old\ntables: {speed: 0.25}\n")
+    assert load_recipe(Tiny, path).tables.lr == 0.25
+    assert load_recipe(Tiny, path, [override]).tables.lr == 0.5
 
 
 @pytest.mark.parametrize(
