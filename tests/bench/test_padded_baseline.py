@@ -23,13 +23,13 @@ def pair(recipe: Recipe) -> tuple[JaggedStep, PaddedHSTU]:
 def test_the_padded_baseline_computes_the_same_loss_and_gradients(loss_at, time_bias):
     ours, padded = pair(small_recipe(model__time_bias=time_bias))
     batch = batch_of(LENGTHS, ITEMS, seed=3)
-    gathered = ours.recommender.gather(batch, 0)
-    loss, count = ours.recommender.loss_sum(batch, 0, gathered)
+    inputs = ours.recommender.read(ours.recommender.plan_step(batch, 0))
+    loss = ours.recommender.loss(inputs)
     loss.backward()
-    assert count == sum(LENGTHS)
+    assert inputs.plan.count == sum(LENGTHS)
     rectangles = PaddedBatch.of(batch, 12)
     negatives_BNR = torch.zeros(4, 12, 6, dtype=torch.int64)
-    negatives_BNR[rectangles.valid_BN] = gathered.negatives
+    negatives_BNR[rectangles.valid_BN] = inputs.plan.negatives
     theirs = padded.loss_sum(rectangles, negatives_BNR, loss_at)
     theirs.backward()
     assert theirs.item() == pytest.approx(loss.item(), rel=1e-5)
@@ -37,7 +37,7 @@ def test_the_padded_baseline_computes_the_same_loss_and_gradients(loss_at, time_
     torch.testing.assert_close(block.uvqk_DF.grad.T, layer.uvqk_FD.grad, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(block.time_W.grad, layer.relative.time_W.grad, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(
-        padded.items.weight.grad, gathered.lookups["item"].rows_UD.grad, rtol=1e-3, atol=1e-4
+        padded.items.weight.grad, inputs.lookups["item"].rows_UD.grad, rtol=1e-3, atol=1e-4
     )
 
 

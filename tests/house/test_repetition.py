@@ -17,7 +17,8 @@ def python_lines(source: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             left_out |= set(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            left_out |= set(range(node.lineno, node.body[0].lineno))
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            left_out |= set(range(first, node.body[0].lineno))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             left_out |= set(range(node.lineno, (node.end_lineno or 0) + 1))
     numbered = enumerate(source.splitlines(), 1)

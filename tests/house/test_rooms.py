@@ -6,7 +6,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "slipstream"
-SHARED = {"errors", "files", "interrupts", "bundle", "_lazy", "__version__"}  # every room uses them
+SHARED = {
+    "errors",
+    "files",
+    "interrupts",
+    "bundle",
+    "config",
+    "_lazy",
+    "__version__",
+}  # every room uses them
 WRITTEN_LATER = {"simulate", "ui"}  # have their line in the table and no folder yet
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.tables.slices import Placement
 from slipstream.training.evaluation import evaluate
@@ -17,6 +16,7 @@ from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.ranks import ALONE, Ranks, arrange
 from slipstream.training.recommender import Recommender
+from slipstream.training.run import make_sampler
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.training_fixtures import small_recipe, small_store
 
@@ -70,15 +70,7 @@ class Session:
         self.recipe, self.ranks, self.store = recipe, ranks, store
         self.recommender = Recommender.build(recipe, store, dtype, ranks)
         self.optimizer = make_adamw(self.recommender.model, recipe.optimizer)
-        self.sampler = TrainingSampler(
-            store,
-            recipe.sampler,
-            seed=recipe.seed,
-            split=recipe.split,
-            task=recipe.task,
-            rank=ranks.rank,
-            world_size=ranks.world,
-        )
+        self.sampler = make_sampler(recipe, store, ranks)
         self.step = 0
 
     def train(self, steps: int) -> "Session":

@@ -226,7 +226,7 @@ def test_damaged_checkpoints_are_refused(saved, tmp_path, what):
 
 
 def fail_on_one_rank(rank, world, scratch):
-    """Rank 1's disk is full: everybody gets the error, and the checkpoint of before is the newest."""
+    """Rank 1's disk is full: everybody gets the error; the old checkpoint stays newest."""
     session = new_session(f"{scratch}/store", "auto").train(2)
     checkpoints = Path(scratch) / "full"
     save_checkpoint(checkpoints, 2, session.recommender, session.optimizer, {}, ranks=session.ranks)

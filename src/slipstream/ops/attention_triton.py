@@ -155,10 +155,10 @@ def forward_kernel(
     if tl.program_id(0) * N < q_len:
         q = _rows(q_ptr, q0, rows, q_len, head, heads * key_width, key_width, K)
         q_time = _times(q_times_ptr, q0, rows, q_len, HAS_TIME)
+        end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         out = tl.zeros((N, V), dtype=tl.float32)
         by_time = tl.zeros((N, V), dtype=tl.float32)
         by_position = tl.zeros((N, V), dtype=tl.float32)
-        end = tl.minimum(k_len, k_len - q_len + (tl.program_id(0) + 1) * N)
         for start in range(0, end, N):
             keys = start + tl.arange(0, N)
             k, v, k_time = _keys(

@@ -37,24 +37,24 @@ class RetrievalLossInputs:
     temperature: float
     target_log_q_S: torch.Tensor | None = None
     negative_log_q: torch.Tensor | None = None  # shaped like the negatives
-    groups: TokenGroups | None = (
-        None  # tokens that score each other's negatives, or one set together
-    )
+    groups: TokenGroups | None = None  # tokens that score each other's negatives, or one set
     negative_rows_UD: torch.Tensor | None = None  # where negatives are not read from `rows_UD`
     literal: bool = False  # groups use each other's logits instead of scoring their negatives
 
+    @property
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The tensors that a loss over drawn negatives compares."""
+        assert self.negatives is not None
+        return self.hidden_SD, self.rows_UD, self.targets_S, self.negatives
+
 
 def sampled_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
-    assert inputs.negatives is not None
     if inputs.literal and inputs.groups is not None:
         return literal_shared_softmax(inputs)
     if inputs.groups is not None or inputs.negative_rows_UD is not None:
         return grouped_softmax(inputs)
     return sampled_softmax_loss(
-        inputs.hidden_SD,
-        inputs.rows_UD,
-        inputs.targets_S,
-        inputs.negatives,
+        *inputs.operands,
         temperature=inputs.temperature,
         target_log_q_T=inputs.target_log_q_S,
         negative_log_q_TR=inputs.negative_log_q,
@@ -117,12 +117,8 @@ def literal_shared_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
 
 
 def shared_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
-    assert inputs.negatives is not None
     return shared_softmax_loss(
-        inputs.hidden_SD,
-        inputs.rows_UD,
-        inputs.targets_S,
-        inputs.negatives,
+        *inputs.operands,
         temperature=inputs.temperature,
         target_log_q_T=inputs.target_log_q_S,
         negative_log_q_R=inputs.negative_log_q,

@@ -143,16 +143,7 @@ def _train(
     held.callback(recommender.tables.close)
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
-    sampler = TrainingSampler(
-        store,
-        recipe.sampler,
-        seed=recipe.seed,
-        split=recipe.split,
-        task=recipe.task,
-        rank=ranks.rank,
-        world_size=ranks.world,
-    )
-    loader = held.enter_context(PrefetchingLoader(sampler))
+    loader = held.enter_context(PrefetchingLoader(make_sampler(recipe, store, ranks)))
     progress = Progress()
     if opened["newest"] is not None:
         state = load_checkpoint(
@@ -224,6 +215,19 @@ def _run(
         progress.best_metrics,
         progress.best_step,
         seconds,
+    )
+
+
+def make_sampler(recipe: Recipe, store: SequenceStore, ranks: Ranks) -> TrainingSampler:
+    """Make the sampler of this rank's part of every batch."""
+    return TrainingSampler(
+        store,
+        recipe.sampler,
+        seed=recipe.seed,
+        split=recipe.split,
+        task=recipe.task,
+        rank=ranks.rank,
+        world_size=ranks.world,
     )
 
 
