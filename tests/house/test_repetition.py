@@ -27,7 +27,7 @@ def python_lines(source: str) -> list[tuple[int, str]]:
 
 def counts(line: str) -> bool:
     """Whether a line says something of its own."""
-    stripped = line.strip()
+    stripped = line.strip().partition("  # ")[0]
     return not THIN.match(stripped) and not stripped.startswith(("#", "//", "@pytest"))
 
 

@@ -3,8 +3,8 @@
 Rows are exchanged once per micro-batch, so a key that several micro-batches use travels several
 times. `key_inflation` counts it: the unique keys summed over the micro-batches, divided by the
 unique keys of the batch; 1 is ideal. Samples are dealt out by length first, then annealed
-(`ops.sample_clustering`) within limits of tokens per part. The work is bounded by a number of key visits
-that grows with the batch, not by the clock, so the same batch is always cut the same way.
+(`ops.sample_clustering`) within limits of tokens per part. The work is bounded by a number of key
+visits that grows with the batch, not by the clock, so the same batch is always cut the same way.
 
 Parts need not be equal: only the first part's rows and the last part's gradients travel while
 nothing computes, so `window_shares` makes these two smaller. Touch this to cut batches otherwise.
