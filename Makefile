@@ -42,6 +42,7 @@ test: check
 # Soaks, full matrices, every command of the guides, the kernels under sanitizers: at most forty minutes.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	tests/sanitize.sh $(BIN)/python
 
 # Kernels built with the address and undefined-behaviour sanitizers, and the operator tests under them.
 sanitize: $(STAMP)

@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.communicator import Communicator
+from slipstream.tables.embedding_table import first_rows
 from slipstream.tables.exchange import Exchange
-from slipstream.tables.memory_table import MemoryTable, first_rows
+from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.replicas import SummedGradients
 from slipstream.tables.row_optimizers import RowwiseAdagrad
 from slipstream.tables.slices import Placement

@@ -46,7 +46,7 @@ def test_some_users_are_a_batch_whose_tokens_keep_their_numbers():
 def test_a_change_reaches_every_tensor_and_to_is_a_copy_of_all():
     seen = []
     one = batch()
-    changed = one.moved(lambda tensor: seen.append(tensor) or tensor.clone())
+    changed = one.map_tensors(lambda tensor: seen.append(tensor) or tensor.clone())
     assert len(seen) == 10
     assert torch.equal(changed.items_T, one.items_T) and changed.items_T is not one.items_T
     assert torch.equal(one.to("cpu").actions["click"], one.actions["click"])

@@ -69,16 +69,16 @@ class JaggedBatch:
             **{name: getattr(self, name)[source_T] for name in by_token},
         )
 
-    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "JaggedBatch":
-        """Make the same batch with `move` applied to every tensor."""
+    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "JaggedBatch":
+        """Make the same batch with `change` applied to every tensor."""
 
-        def change(value: Any) -> Any:
+        def change_all(value: Any) -> Any:
             if isinstance(value, dict):
-                return {name: move(part) for name, part in value.items()}
-            return move(value)
+                return {name: change(part) for name, part in value.items()}
+            return change(value)
 
-        return replace(self, **{f.name: change(getattr(self, f.name)) for f in fields(self)})
+        return replace(self, **{f.name: change_all(getattr(self, f.name)) for f in fields(self)})
 
     def to(self, device: torch.device | str) -> "JaggedBatch":
         """Copy the batch to another device."""
-        return self.moved(lambda tensor: tensor.to(device))
+        return self.map_tensors(lambda tensor: tensor.to(device))

@@ -71,7 +71,7 @@ class StepPlan:
         """Return the plan with every tensor but the keys changed, such as copied to a device."""
         return replace(
             self,
-            batch=self.batch.moved(change),
+            batch=self.batch.map_tensors(change),
             supervised_S=change(self.supervised_S),
             negatives=None if self.negatives is None else change(self.negatives),
             groups=None if self.groups is None else self.groups.map(change),
