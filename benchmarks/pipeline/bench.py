@@ -1,11 +1,11 @@
 """What each schedule hides: two ranks with a table on a slow disk, joined by a slow link.
 
-First a calibration without limits: what a synchronous step computes, sends and reads. Then, for
+First a calibration without limits: what a serial step computes, sends and reads. Then, for
 each setting of the sweep, the rates of link and disk are set so that lookup and communication would
-take the wanted shares of the synchronous step; reads wait without using the cores that compute. The
+take the wanted shares of the serial step; reads wait without using the cores that compute. The
 table's own cache is smaller than a batch, as device memory is in NestPipe: the buffers are the
 cache. Variants take turns in one run; shares are measured, not assumed. `max_diff` is against the
-synchronous schedule after a few steps: with the same cut (bit for bit) and whole (rounding). The
+serial schedule after a few steps: with the same cut (bit for bit) and whole (rounding). The
 last setting is loopback with tables in memory, where nothing can be hidden and the schedule must
 cost nothing; there `nested` chooses its own number of micro-batches.
 """
@@ -33,7 +33,7 @@ PAPER, TURBO = "NestPipe at 1,536 workers", "TurboGR's ratio"
 
 @dataclass(frozen=True)
 class Point:
-    """Shares of lookup and communication in the synchronous step, and the variants compared."""
+    """Shares of lookup and communication in the serial step, and the variants compared."""
 
     lookup: float | None  # None: tables in memory, as TurboGR's are
     comm: float
@@ -92,7 +92,7 @@ def rows_of(title: str, found: dict[str, Any], differences: dict[str, float]) ->
         one = dict.fromkeys(plain, float("nan")) | one  # a peer tells its time alone
         row["lookup"] = one["exposed_lookup"]
         row["comm"], row["sparse_comm"] = one["exposed_comm"], one["exposed_sparse_comm"]
-        # Against what the synchronous step communicates: a cut sends more, which must not flatter
+        # Against what the serial step communicates: a cut sends more, which must not flatter
         # the share.
         row["comm_share"] = (
             one["exposed_comm"] * one["step_seconds"] / max(plain["comm_seconds"], 1e-9)
@@ -118,7 +118,7 @@ def calibrate(
     *,
     trying: bool = True,
 ) -> Setting:
-    """Find rates that give the synchronous step the wanted shares, corrected once by a trial."""
+    """Find rates that give the serial step the wanted shares, corrected once by a trial."""
     link_rate, read_rate = limits(free, point.lookup, point.comm)
     trial = (
         free_step(replace(base, read_rate=read_rate, repeats=1), link, link_rate)
@@ -147,7 +147,7 @@ def calibrate(
 def free_step(
     base: Setting, link: Namespaces | None, link_rate: float | None = None
 ) -> dict[str, float]:
-    """Measure what a synchronous step computes, sends and reads, by default without limits."""
+    """Measure what a serial step computes, sends and reads, by default without limits."""
     if link is not None:
         link.set_rate(link_rate)
     setting = replace(
@@ -157,7 +157,7 @@ def free_step(
 
 
 def check(base: Setting, link: Namespaces | None, parts: str) -> dict[str, Any]:
-    """Compare with the synchronous schedule without limits; measure the keys of the batches."""
+    """Compare with the serial schedule without limits; measure the keys of the batches."""
     if link is not None:
         link.set_rate(None)
     return launch(replace(base, variants=EXACT), parts, link)
@@ -222,11 +222,11 @@ def claims_of(
         "nested_utilisation": nested["compute"],
         "compute_utilisation": row_at(TURBO, "six_stage 1")["compute"],
         "semi_async_exposed": row_at(TURBO, "semi_async 1")["sparse_comm"],
-        "synchronous_comm_share_turbo": row_at(TURBO, "serial 1")["comm"],
+        "serial_comm_share_turbo": row_at(TURBO, "serial 1")["comm"],
         "max_diff": max(exact),
         "max_diff_whole": differences["nested 8 whole"],
-        "synchronous_lookup_share": plain["lookup"],
-        "synchronous_comm_share": plain["comm"],
+        "serial_lookup_share": plain["lookup"],
+        "serial_comm_share": plain["comm"],
         "batch_overlap": inflation["overlap"],
         "key_inflation_bench": inflation["clustered"],
         "key_inflation_bench_random": inflation["random"],

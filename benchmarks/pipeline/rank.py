@@ -286,7 +286,7 @@ class Rank:
         )
 
     def check(self) -> dict[str, float]:
-        """Compare all weights and state with synchronous training, whole and cut alike."""
+        """Compare all weights and state with the serial schedule, whole and cut alike."""
         setting, results = self.setting, {}
         for name, micro_batches in dict.fromkeys(
             [*setting.variants, *(("serial", micro) for _, micro in setting.variants)]

@@ -53,7 +53,7 @@ def test_two_ranks_report_their_steps_and_equal_weights():
     differences = found["max_diff"]
     assert {v for name, v in differences.items() if name.endswith("same_cut")} == {0.0}
     rows = pipeline.rows_of("free", found, differences)
-    assert [row["variant"] for row in rows] == ["free: synchronous 1", "free: nested 8"]
+    assert [row["variant"] for row in rows] == ["free: serial 1", "free: nested 8"]
     assert all(row["step_ms"] > 0 and len(row["samples"]) == SMALL.repeats for row in rows)
 
 
