@@ -29,6 +29,7 @@ from typing import Any
 COMMIT = "0ee4e74"
 ROOT = Path(__file__).resolve().parent.parent
 PROBE = ROOT / "tests" / "support" / "same_as_before_kernels.py"
+COMMAND = str(ROOT / "tests" / "support" / "seeded_slipstream.py")
 SCHEDULES = ("synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage")
 ROWWISE = ("rowwise_adam", "rowwise_adagrad")
 STEPS = 50
@@ -94,7 +95,7 @@ class Tree:
     ) -> None:
         """`slipstream train`, under torchrun where there are several ranks."""
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        train = ["-m", "slipstream", "train", str(self.recipe(name, values)), f"data={store}"]
+        train = [COMMAND, "train", str(self.recipe(name, values)), f"data={store}"]
         self.run(*(launcher if ranks > 1 else []), *train, f"max_steps={steps}", "--out", str(out))
 
 
@@ -123,7 +124,7 @@ def training_cases() -> Iterator[tuple[str, str, dict[str, Any], int]]:
         # Each tree trains its own shipped recipe; the optimizer of 0ee4e74 where they have changed.
         shipped = "rowwise_adagrad" if name == "kuairand-pure-ranking" else "adamw"
         for ranks in (1, 2):
-            yield f"{name}, {ranks} ranks", name, {"tables.optimizer": shipped}, ranks
+            yield f"{name}, ranks {ranks}", name, {"tables.optimizer": shipped}, ranks
     for schedule in SCHEDULES:
         for optimizer in ROWWISE:
             values = {"tables.optimizer": optimizer, "train.schedule": schedule}
