@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.local_ranks import run_ranks
-from slipstream.bench.step_samples import batch_of, take_users
+from slipstream.bench.step_samples import batch_of
 from slipstream.data.balance import Balance, Cost, assign, imbalance, share_batch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.synthetic import Synthetic, draw_lengths, with_lengths
@@ -127,18 +127,20 @@ class Rank:
         dist.all_reduce(everyone)
         return fit_cost(lengths, everyone.numpy() / WORLD)
 
+    def part_of(
+        self, whole: JaggedBatch, lengths: np.ndarray, balance: Balance, cost: Cost
+    ) -> JaggedBatch:
+        """Take this rank's users of a batch."""
+        users = share_batch(lengths, self.rank, WORLD, balance=balance, cost=cost, by_tokens=False)
+        return whole.take(torch.from_numpy(users))
+
     def run_steps(self, cost: Cost) -> list[dict[str, Any]]:
         """Time this rank's steps: a list over the repeats per step and variant."""
         found = []
         for step, lengths in enumerate(self.setting.lengths()):
             whole = batch_of(lengths.tolist(), ITEMS, seed=step)
             mine = {
-                name: take_users(
-                    whole,
-                    share_batch(
-                        lengths, self.rank, WORLD, balance=balance, cost=cost, by_tokens=False
-                    ),
-                )
+                name: self.part_of(whole, lengths, balance, cost)
                 for name, balance in VARIANTS.items()
             }
             for repeat in range(self.setting.repeats + (step == 0)):
@@ -162,9 +164,7 @@ class Rank:
         recommender = Recommender(self.setting.recipe(), Features(ITEMS), dtype=dtype)
         lengths = np.minimum([60, 3, 17, 41, 1, 25], self.setting.cap)
         whole, cost = batch_of(lengths.tolist(), ITEMS, seed=99), Cost(1.0, 0.1)
-        mine = take_users(
-            whole, share_batch(lengths, self.rank, WORLD, balance="lpt", cost=cost, by_tokens=False)
-        )
+        mine = self.part_of(whole, lengths, "lpt", cost)
         summed = gradient_of_sum(recommender, mine, 5)
         dist.all_reduce(summed)
         alone = global_mean(gradient_of_sum(recommender, whole, 5))

@@ -14,7 +14,7 @@ from benchmarks.balance.ranks import (
     launch,
     measure,
 )
-from slipstream.bench.step_samples import batch_of, take_users
+from slipstream.bench.step_samples import batch_of
 from slipstream.data.balance import Cost, assign
 from slipstream.training.features import Features
 from slipstream.training.recommender import Recommender
@@ -33,7 +33,7 @@ def gradients(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
         assign(LENGTHS, 2, balance="lpt", cost=Cost(1.0, 0.1)),
     )
     parts = [
-        gradient_of_sum(recommender, take_users(whole, np.flatnonzero(ranks == rank)), 3)
+        gradient_of_sum(recommender, whole.take(torch.from_numpy(np.flatnonzero(ranks == rank))), 3)
         for rank in range(2)
     ]
     return parts, gradient_of_sum(recommender, whole, 3)

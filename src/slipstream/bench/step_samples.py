@@ -81,20 +81,3 @@ class JaggedStep:
         result = train_step(self.recommender, self.optimizer, batch, self.steps_done, 1_000_000)
         self.steps_done += 1
         return result.loss_sum / max(result.count, 1)
-
-
-def take_users(batch: JaggedBatch, users: np.ndarray) -> JaggedBatch:
-    """Copy some users of a batch into a batch of their own; tokens keep their ids."""
-    chosen_B = torch.from_numpy(users)
-    lengths_B = batch.lengths_B[chosen_B]
-    offsets_B1 = torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))
-    source_T = torch.arange(int(offsets_B1[-1])) + (
-        batch.offsets_B1[chosen_B] - offsets_B1[:-1]
-    ).repeat_interleave(lengths_B)
-    names = ("items_T", "timestamps_T", "next_items_T", "next_timestamps_T", "supervised_T")
-    return JaggedBatch(
-        sample_ids_B=batch.sample_ids_B[chosen_B],
-        first_positions_B=batch.first_positions_B[chosen_B],
-        offsets_B1=offsets_B1,
-        **{name: getattr(batch, name)[source_T] for name in names},
-    )

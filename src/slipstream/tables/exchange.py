@@ -197,15 +197,20 @@ class Exchange:
         return Lookups(lookups, route)
 
     def collect(self, route: Route, lookups: Mapping[str, Lookup]) -> Gradients:
+        """Send the gradients that backward left to the owners of their rows. Collective."""
+        return self.sum_at_owners(
+            route, {name: (each.unique_U, gradient(each)) for name, each in lookups.items()}
+        )
+
+    def sum_at_owners(self, route: Route, gradients: Gradients) -> Gradients:
         """Send gradients to the owners of their rows and sum them there. Collective.
 
         Returns per table the keys this rank owns and their summed gradients.
         """
         if self.communicator is None:
-            return {name: (lookup.unique_U, gradient(lookup)) for name, lookup in lookups.items()}
-        grads = {name: gradient(lookups[name]) for name in self._sharded}
+            return gradients
         sent = [
-            (grads[channel.table], _routed(route, channel).grouped[channel.half])
+            (gradients[channel.table][1], _routed(route, channel).grouped[channel.half])
             for channel in self._channels
         ]
         arrived = self._swap_all(sent, route.sent_WC, route.received_WC, "gradients")
@@ -215,11 +220,9 @@ class Exchange:
                 owned_O, places_R = route.owned[name], torch.cat(route.requests[name].places)
                 parts = torch.cat([arrived[c] for c in self._channels_of(name)])
                 collected[name] = (owned_O, coalesce(parts, places_R, owned_O.numel()))
-            elif name in lookups:
-                collected[name] = (
-                    lookups[name].unique_U,
-                    self.communicator.sum_(gradient(lookups[name]).contiguous()),
-                )
+            elif name in gradients:
+                keys_U, grads_UD = gradients[name]
+                collected[name] = (keys_U, self.communicator.sum_(grads_UD.contiguous()))
         return collected
 
     def _channels_of(self, name: str) -> list[int]:

@@ -23,7 +23,7 @@ from slipstream.ops.grouped_types import GroupWeights, TokenGroups, weight_start
 from slipstream.ops.rows import unique_keys
 from slipstream.tables.collection import TableCollection, add
 from slipstream.tables.embedding_table import EmbeddingTable
-from slipstream.tables.exchange import Exchange, Gradients, Lookup
+from slipstream.tables.exchange import Exchange, Gradients
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.replicas import AveragedWeights, Replicas
 from slipstream.tables.transport import half_rounded
@@ -292,15 +292,10 @@ class SegmentedStep:
     def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum gradients at the owners of their keys, and turn them into gradients of the rows."""
         exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
-        keys_U, grads_UD = mine
-        if exchange.communicator is None:
-            owned_O, grads_OD = keys_U, grads_UD
-        else:
-            # The exchange collects what backward leaves at rows: here are rows that have it.
-            rows = Lookup(keys_U, torch.empty_like(grads_UD).requires_grad_(), [])
-            rows.rows_UD.grad = grads_UD
-            collected = exchange.collect(exchange.route({name: [keys_U]}), {name: rows})
-            owned_O, grads_OD = collected[name]
+        owned_O, grads_OD = mine
+        if exchange.communicator is not None:
+            route = exchange.route({name: [mine[0]]})
+            owned_O, grads_OD = exchange.sum_at_owners(route, {name: mine})[name]
         rows_OD = table.gather(owned_O)
         if self.fetch.config.half:
             rows_OD = half_rounded(rows_OD)
