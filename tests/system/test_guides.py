@@ -1,0 +1,148 @@
+"""Every command that README, the tutorial and the guides show runs, in their order, on small data.
+
+A small log stands in for MovieLens-1M, `train` gets a few steps, servers a free port. Left out, and
+counted: downloads, accelerators, several machines, and `make`, which the tests themselves are.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    "docs/tutorial.md",
+    *(f"docs/guides/{p.name}" for p in (ROOT / "docs/guides").glob("*.md")),
+)
+LONG = 300.0  # seconds; only ends a command that hangs
+FEW_STEPS = ("max_steps=4", "epochs=1", "evaluate_every=1", "sampler.batch_size=16", "threads=1")
+FILMS = (1193, 661, 914, 260, 1210, 480, 2858, 1196)
+LEFT_OUT = ("data prepare ml-1m", "device=cuda", "--nnodes")
+
+pytestmark = pytest.mark.slow
+
+
+def shown_commands(page: str) -> list[str]:
+    """The commands of a page's indented blocks, continuation lines joined, comments dropped."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    found = re.findall(r"^ {4}((?:slipstream|torchrun) .*)$", text, re.MULTILINE)
+    return [re.sub(r"\s{2,}#.*$", "", command).strip() for command in found]
+
+
+def write_log(path: Path, names: tuple[str, str, str], **actions: str) -> None:
+    """A log of 60 users with the films that the pages mention."""
+    rng, users, each = np.random.default_rng(0), 60, 30
+    films = np.array([*FILMS, *range(2000, 2040)])
+    user, item, time = names
+    frame = {
+        user: np.repeat(np.arange(1, users + 1), each),
+        item: rng.choice(films, users * each),
+        time: 978_000_000 + np.arange(users * each),
+        **{name: rng.integers(0, 2, users * each) for name in actions},
+    }
+    table = pl.DataFrame(frame)
+    table.write_csv(path) if path.suffix == ".csv" else table.write_parquet(path)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipes, the logs that the guides name, and a store called data/ml-1m."""
+    place = tmp_path_factory.mktemp("guides")
+    (place / "recipes").symlink_to(ROOT / "src/slipstream/recipes")
+    write_log(place / "ratings.csv", ("user_id", "item_id", "timestamp"))
+    write_log(place / "clicks.parquet", ("uid", "sku", "ts"))
+    names = ("user_id", "item_id", "timestamp")
+    write_log(place / "views.csv", names, is_click="0/1", long_view="0/1")
+    run("slipstream data prepare ratings.csv --out data/ml-1m", place)
+    run(words("slipstream train recipes/ml-1m-hstu.yaml", place), place)
+    return place
+
+
+def words(command: str, place: Path) -> list[str]:
+    """The command as this machine runs it: small, and with this Python."""
+    parts = shlex.split(command.replace("/fast/tables", str(place / "tables")))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    started = [sys.executable, "-m", "slipstream"] if parts[0] == "slipstream" else launcher
+    few = FEW_STEPS if "train" in parts else ()
+    if "synthetic" in parts:
+        few = ("--users", "50", "--items", "40")
+    return [*started, *parts[1:], *few]
+
+
+def run(command: str | list[str], place: Path, **environment: str) -> str:
+    """What a command prints; it must end well."""
+    done = subprocess.run(
+        words(command, place) if isinstance(command, str) else command,
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@contextlib.contextmanager
+def served(command: str, place: Path) -> Iterator[str]:
+    """`slipstream serve …` on a free port; gives its address."""
+    history = f"sqlite:{place / 'history.db'}"
+    process = subprocess.Popen(
+        [*words(command, place), "--port", "0", "--history", history, "--deadline-ms", "60000"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        text = ""
+        while text.count("is ready") < 3:  # two instances and a router
+            line = process.stdout.readline()
+            assert line, f"serve ended: {text}"
+            text += line
+        yield re.findall(r"http://[\d.:]+", text)[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_page_runs(page: str, workplace: Path, tmp_path: Path):
+    place = tmp_path / "copy"
+    shutil.copytree(workplace, place, symlinks=True)
+    with contextlib.ExitStack() as servers:
+        url = ""
+        for command in shown_commands(page):
+            if any(reason in command for reason in LEFT_OUT):
+                continue
+            if "slipstream serve" in command:
+                servers.close()
+                url = servers.enter_context(served(command, place))
+            elif "slipstream client" in command and not url:
+                continue  # shown before a server is
+            elif "train" in command.split():
+                shutil.rmtree(place / "runs")  # another recipe's run is never continued
+                run(command, place)
+            else:
+                run(command, place, SLIPSTREAM_URL=url)
+
+
+def test_the_pages_show_commands_and_few_are_left_out():
+    commands = [command for page in PAGES for command in shown_commands(page)]
+    left_out = [each for each in commands if any(reason in each for reason in LEFT_OUT)]
+    assert len(commands) >= 30 and len(left_out) <= 5
