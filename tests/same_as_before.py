@@ -207,6 +207,7 @@ def compare_serving(before: Tree, after: Tree, store: Path, report: "Report") ->
 def served(tree: Tree, bundle: Path) -> Iterator[str]:
     """The URL of `slipstream serve`."""
     command = [sys.executable, "-u", "-m", "slipstream", "serve", str(bundle), "--port", "0"]
+    command += ["--history", f"sqlite:{tree.scratch / bundle.name}.db"]
     process = subprocess.Popen(
         command, env=tree.environment, cwd=tree.scratch, stdout=subprocess.PIPE, text=True
     )
