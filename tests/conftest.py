@@ -3,12 +3,16 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
 # Processes that tests start find the sources, the benchmarks and the tests as this one does.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+# The same examples every time: a test that fails here fails everywhere.
+hypothesis.settings.register_profile("seeded", derandomize=True)
+hypothesis.settings.load_profile("seeded")
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,9 @@ CHILD = """
     def expected(steps):
         return plain_outcome(Problem(steps=steps, samples=4), OPTIMIZERS["adam"], 2)
 
-    work, tables, pipeline = start_pipeline("nested", Problem(steps=10**6, samples=4))
+    # A delay of every task keeps the steps few that `expected` repeats, however late the signal.
+    slowly = {"delay": lambda task: 0.005}
+    work, tables, pipeline = start_pipeline("nested", Problem(steps=10**6, samples=4), **slowly)
     try:
         with pipeline:
             for done in pipeline.steps():
@@ -131,7 +133,7 @@ def test_a_signal_ends_it_and_leaves_no_thread(number):
     try:
         assert child.stdout.readline() == "running\n"
         child.send_signal(number)
-        said, _ = child.communicate(timeout=60)
+        said, _ = child.communicate(timeout=240)  # only against hanging
     finally:
         child.kill()
     assert said == "interrupted True []\n"

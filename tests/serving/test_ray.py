@@ -39,6 +39,7 @@ def test_users_keep_their_replica_and_scores_are_exact(tmp_path: Path):
     try:
         model = {"device_bytes": 16 << 20, "calibrate_seconds": 0.2}
         store = f"sqlite:{tmp_path / 'history.db'}"
+        serve.start(proxy_location="Disabled")  # requests come by handle: nothing listens
         handle = serve.run(
             relay_app(str(bundle), history=store, replicas=2, deadline_ms=60_000, model=model)
         )

@@ -90,6 +90,8 @@ def test_a_drained_instance_loses_nothing_and_its_tickets_are_honoured_elsewhere
         Visitors(supervisor.url) as visitors,
         connect(supervisor.url) as client,
     ):
+        # The router learns of an instance by its next probe: both must have answered.
+        wait_until(lambda: {at for at, _ in visitors.answers} == {"i-0", "i-1"}, LONG)
         user = next(
             f"t{number}"
             for number in range(50)
