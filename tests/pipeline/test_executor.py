@@ -118,9 +118,10 @@ CHILD = """
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM))
 @pytest.mark.system
 def test_a_signal_ends_it_and_leaves_no_thread(number):
+    # A shell's background job ignores SIGINT, and so would its children: both are set here.
     handler = (
-        "import signal; signal.signal(signal.SIGTERM, lambda *a: "
-        "signal.raise_signal(signal.SIGINT))\n"
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGTERM, lambda *a: signal.raise_signal(signal.SIGINT))\n"
     )
     paths = os.environ["PYTHONPATH"]
     command = [sys.executable, "-c", handler + textwrap.dedent(CHILD)]
