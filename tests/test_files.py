@@ -7,7 +7,15 @@ import stat
 import pytest
 
 from slipstream.errors import SlipstreamError
-from slipstream.files import atomic_directory, atomic_file, fsync_path, read_json, write_json
+from slipstream.files import (
+    DESCRIPTIONS,
+    atomic_directory,
+    atomic_file,
+    check_output,
+    fsync_path,
+    read_json,
+    write_json,
+)
 
 
 def test_a_file_appears_whole_with_readable_rights_and_nothing_else(tmp_path):
@@ -70,3 +78,48 @@ def test_files_and_directories_can_be_flushed(tmp_path):
     fsync_path(tmp_path)
     with pytest.raises(FileNotFoundError):
         fsync_path(tmp_path / "absent")
+
+
+def described(directory, kind):
+    """A directory that a command wrote, with something else beside its description."""
+    directory.mkdir(parents=True)
+    (directory / DESCRIPTIONS[kind]).write_text("{}")
+    return directory
+
+
+def test_an_absent_or_empty_directory_may_be_written(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("absent", "empty"):
+        check_output(tmp_path / name, "bundle", inputs=[tmp_path / "run"])
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_files_of_others_are_never_replaced(tmp_path, force):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(SlipstreamError, match="is not empty and was not written by this command"):
+        check_output(tmp_path, "store", force=force)
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+def test_the_same_kind_is_replaced_by_force_and_another_kind_never(tmp_path, kind):
+    there = described(tmp_path / "there", kind)
+    with pytest.raises(SlipstreamError, match="--force to replace this"):
+        check_output(there, kind)
+    check_output(there, kind, force=True)
+    for other in set(DESCRIPTIONS) - {kind}:
+        with pytest.raises(SlipstreamError, match=f"holds a {kind}, which a {other} must not"):
+            check_output(there, other, force=True)
+
+
+@pytest.mark.parametrize("place", ["run", ".", "run/bundle", "link"])
+def test_an_input_is_never_overwritten_nor_written_into(tmp_path, place):
+    run = described(tmp_path / "run", "run")
+    (tmp_path / "link").symlink_to(run)
+    with pytest.raises(SlipstreamError, match="its own input"):
+        check_output(tmp_path / place, "run", force=True, inputs=[run])
+
+
+def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SlipstreamError, match="is a file, but a store is a directory"):
+        check_output(tmp_path / "out", "store", force=True)

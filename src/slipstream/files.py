@@ -8,11 +8,66 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SlipstreamError
+
+# The description file by which a directory that a command wrote is recognised.
+DESCRIPTIONS = {"store": "store.json", "run": "run.json", "bundle": "bundle.json"}
+
+
+def kind_of_directory(directory: Path) -> str | None:
+    """Return what a directory holds: "store", "run" or "bundle"; None where it is none of them."""
+    for kind, name in DESCRIPTIONS.items():
+        if (directory / name).is_file():
+            return kind
+    return None
+
+
+def check_output(
+    out: str | os.PathLike[str],
+    kind: str,
+    *,
+    force: bool = False,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+) -> None:
+    """Refuse a directory that a command must not write a `kind` ("store", "run", "bundle") into.
+
+    It may be absent or empty. One of the same kind is replaced with `force`. Anything else is
+    never touched: files of others, another kind, a directory that holds or lies in an input.
+    """
+    out = Path(out)
+    target = out.resolve()
+    for given in inputs:
+        source = Path(given).resolve()
+        if target == source or target in source.parents:
+            raise SlipstreamError(
+                f"--out {out} would overwrite its own input {given}; give another"
+            )
+        if source in target.parents and kind_of_directory(source) is not None:
+            raise SlipstreamError(f"--out {out} lies inside its own input {given}; give another")
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise SlipstreamError(f"{out} is a file, but a {kind} is a directory; give another --out")
+    if not any(out.iterdir()):
+        return
+    found = kind_of_directory(out)
+    if found is None:
+        raise SlipstreamError(
+            f"{out} is not empty and was not written by this command, so it is left alone; give "
+            "another --out"
+        )
+    if found != kind:
+        raise SlipstreamError(
+            f"{out} holds a {found}, which a {kind} must not replace; give another --out"
+        )
+    if not force:
+        raise SlipstreamError(
+            f"{out} exists already; give another --out, or --force to replace this {kind}"
+        )
 
 
 def fsync_path(path: Path) -> None:
