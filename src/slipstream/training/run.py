@@ -228,6 +228,7 @@ def make_sampler(recipe: Recipe, store: SequenceStore, ranks: Ranks) -> Training
         task=recipe.task,
         rank=ranks.rank,
         world_size=ranks.world,
+        share_targets=recipe.task == "retrieval" and recipe.loss.draws_from_batch,
     )
 
 
@@ -250,7 +251,8 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
     seconds = 0.0
     if (directory / "run.json").exists():
         earlier = read_json(directory / "run.json")
-        if earlier.get("trained_digest") != described["trained_digest"]:
+        # Computed again from its recipe: earlier versions counted more as another run.
+        if trained_digest(read_recipe(directory)) != described["trained_digest"]:
             raise SlipstreamError(
                 f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose "
                 "another directory or remove this one"
