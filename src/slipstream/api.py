@@ -21,7 +21,7 @@ from slipstream.data.preparation import Choices, Progress
 from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_json, write_json
+from slipstream.files import check_output, read_json, write_json
 from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import export_recommender
 from slipstream.training.recipe import Recipe
@@ -93,11 +93,17 @@ class Run:
         """Recommend the best unseen items to a user, who is given by original id."""
         return recommend(self.recommender, self.store, self.store.users.row(user), count)
 
-    def export(self, out: str | os.PathLike[str]) -> Path:
-        """Write the bundle that serving opens, and return its path."""
+    def export(self, out: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the bundle that serving opens, and return its path.
+
+        `force` replaces an older bundle in `out`; nothing else is ever replaced.
+        """
+        check_output(out, "bundle", force=force, inputs=[self.directory])
         note = read_json(self.directory / "run.json")
         figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
-        export_recommender(self.recommender, self.store, out, **figures)
+        export_recommender(
+            self.recommender, self.store, out, force=force, inputs=[self.directory], **figures
+        )
         return Path(out)
 
     def report(self) -> Path:

@@ -1,6 +1,7 @@
 """From a run to a bundle, which serving opens. Touch this when serving needs more of a model."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from slipstream.bundle import write_bundle
@@ -9,19 +10,52 @@ from slipstream.training.recommender import Recommender
 
 
 def export_recommender(
-    recommender: Recommender, store: SequenceStore, out: str | os.PathLike[str], **figures: object
+    recommender: Recommender,
+    store: SequenceStore,
+    out: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    **figures: object,
 ) -> str:
-    """Write a recommender as a bundle; return the bundle's version."""
+    """Write a recommender as a bundle; return the bundle's version.
+
+    `force` replaces an older bundle; `inputs` (the run) are never written over, nor is the store.
+    """
     features = recommender.features
     tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
     tensors |= {
         f"tables/{name}": table.all_rows() for name, table in recommender.tables.tables.items()
     }
-    tensors |= {f"codes/{name}": codes for name, codes in features.item_codes.items()}
+    for name, each in features.item_features.items():
+        tensors[f"codes/{name}"] = each.codes
+        if each.offsets_V1 is not None:
+            tensors[f"offsets/{name}"] = each.offsets_V1
+    items, users = features.item_features, features.user_features
     sizes = {
         "num_items": features.num_items,
-        "item_cardinalities": features.item_cardinalities,
-        "user_cardinalities": features.user_cardinalities,
+        "item_cardinalities": {name: each.cardinality for name, each in items.items()},
+        "user_cardinalities": {name: each.cardinality for name, each in users.items()},
+        "user_kinds": {name: each.kind for name, each in users.items()},
+        "timed": bool(store.meta.get("timed", True)),
     }
-    recipe = recommender.recipe.model_dump(mode="json", exclude={"data"})
-    return write_bundle(Path(out), recipe, sizes, tensors, store.directory / ITEMS, **figures)
+    return write_bundle(
+        Path(out),
+        recommender.recipe.model_dump(mode="json", exclude={"data"}),
+        sizes,
+        tensors,
+        store.directory / ITEMS,
+        user_labels={
+            name: store.user_features[name].labels.to_pylist()
+            for name, each in users.items()
+            if each.kind != "number"
+        },
+        number_edges={
+            table: list(each.edges)
+            for table, each in features.by_table().items()
+            if each.kind == "number"
+        },
+        force=force,
+        inputs=[*inputs, store.directory],
+        **figures,
+    )
