@@ -352,6 +352,18 @@ class Recipe(Section):
     split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(
         default_factory=Split, description="behaviours held out at the end of each user's log"
     )
+    repeat: Literal["exclude", "allow"] = Field(
+        "exclude",
+        description="exclude: an item the user has seen is never recommended, and a held-out item "
+        "that was seen counts as missed; allow: nothing is filtered. Validation, evaluate, "
+        "recommend and serving follow it",
+    )
+    window: Literal["latest", "stepped"] = Field(
+        "latest",
+        description="latest: the model sees exactly the latest sampler.max_len behaviours; "
+        "stepped: the cut moves in steps of max_len / 8, so that a long history's prefix stays "
+        "usable between requests. Validation, evaluate, recommend and serving follow it",
+    )
     item_features: tuple[str, ...] = Field(
         (), description="categorical item columns that join the item's token"
     )
@@ -413,6 +425,9 @@ def trained_digest(recipe: Recipe) -> str:
     for key in about_places:
         content["tables"].pop(key)
     content["tables"]["rule"] = content["tables"].pop("optimizer")  # the name it had before
+    for key in ("repeat", "window"):  # younger than the digest: the default adds nothing to it
+        if content[key] == Recipe.model_fields[key].default:
+            content.pop(key)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
