@@ -21,15 +21,15 @@ from slipstream.data.preparation import Choices, Progress
 from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.files import check_output, read_json, write_json
-from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
+from slipstream.files import check_output, read_json
 from slipstream.training.export import export_recommender
 from slipstream.training.recipe import Recipe
-from slipstream.training.recommendation import Recommendation, recommend
+from slipstream.training.recommendation import Recommendation, recommend_user
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
-from slipstream.training.run import Evaluate, open_run
+from slipstream.training.run import open_run
 from slipstream.training.run import train as train_run
+from slipstream.training.run_evaluation import evaluate_run
 from slipstream.training.telemetry import is_first_rank
 
 
@@ -66,32 +66,20 @@ class Run:
         split: Literal["validation", "test"] = "test",
         *,
         protocol: Literal["full", "sampled", "no_request_time"] = "full",
+        repeat: Literal["exclude", "allow"] | None = None,
     ) -> dict[str, float]:
         """Compute metrics on a held-out split and write them to run.json.
 
         Two more protocols compare retrieval runs: `sampled` is SASRec's old one, `no_request_time`
-        hides the time of the request from the model.
+        hides the time of the request from the model. `repeat` is another rule than the recipe's.
         """
-        recipe, store, recommender = self._opened
-        if protocol != "full" and recipe.task != "retrieval":
-            raise SlipstreamError(
-                f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it out"
-            )
-        protocols: dict[str, Evaluate] = {
-            "full": evaluate,
-            "sampled": evaluate_sampled,
-            "no_request_time": evaluate_without_request_time,
-        }
-        figures = protocols[protocol](recommender, store, recipe, split)
-        note = read_json(self.directory / "run.json")
-        note[split if protocol == "full" else f"{split}_{protocol}"] = figures
-        write_json(self.directory / "run.json", note)
-        self.report()
-        return figures
+        return evaluate_run(
+            self.directory, *self._opened, split, protocol=protocol, repeat=repeat
+        ).figures
 
     def recommend(self, user: int | str, count: int = 10) -> Recommendation:
         """Recommend the best unseen items to a user, who is given by original id."""
-        return recommend(self.recommender, self.store, self.store.users.row(user), count)
+        return recommend_user(self.recommender, self.store, self.store.users.row(user), count)
 
     def export(self, out: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the bundle that serving opens, and return its path.

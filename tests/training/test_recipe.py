@@ -123,6 +123,8 @@ def test_a_run_of_an_earlier_version_is_opened_and_resumed(tmp_path):
         content = read((tmp_path / "run" / name).read_text())
         tables = content.get("recipe", content)["tables"]
         tables["rule"] = tables.pop("optimizer")
+        for younger in ("repeat", "window"):
+            del content.get("recipe", content)[younger]
         (tmp_path / "run" / name).write_text(write(content))
     assert read_recipe(tmp_path / "run") == short
     assert load_recipe(Recipe, tmp_path / "run" / "recipe.yaml") == short
@@ -161,3 +163,11 @@ def test_bookkeeping_is_not_part_of_what_is_trained():
     assert trained_digest(small_recipe(**cosine, train={"epochs": 3})) != trained_digest(
         small_recipe(**cosine)
     )
+
+
+@pytest.mark.parametrize("changes", [{"repeat": "allow"}, {"window": "stepped"}])
+def test_the_rules_of_evaluation_count_only_where_they_are_not_the_defaults(changes):
+    content = {**small_recipe().model_dump(mode="json"), "repeat": "exclude", "window": "latest"}
+    assert trained_digest(Recipe.model_validate(content)) == trained_digest(small_recipe())
+    assert trained_digest(small_recipe(**changes)) != trained_digest(small_recipe())
+    assert network_digest(small_recipe(**changes)) == network_digest(small_recipe())

@@ -29,12 +29,12 @@ COMMANDS = {
         (
             "evaluate",
             "run_commands:evaluate",
-            "Evaluate a run: the whole catalogue ranked, seen items filtered, ties averaged.",
+            "Evaluate a run: the whole catalogue ranked, ties averaged, popularity beside it.",
         ),
         (
             "recommend",
             "run_commands:recommend",
-            "Recommend unseen items to a user, next to the history the model saw.",
+            "Recommend items to a user, next to the history the model saw.",
         ),
         (
             "export",
