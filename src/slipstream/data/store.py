@@ -5,7 +5,8 @@ Touch this when the layout of a store changes. A store is a directory of four fi
     sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
                       `action:<name>` per action
     items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one
-                      `feature:<name>` dictionary column each
+                      `feature:<name>` column each: a dictionary (one category a row), a list of
+                      dictionary values (several categories a row), or float32 (a number)
     users.arrow       the same for users
     store.json        format, counts, order rule, filters, source, digest
 
@@ -18,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,18 +28,49 @@ import pyarrow.compute
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 has one category a row, nothing else
 SEQUENCES, ITEMS, USERS, META = "sequences.arrow", "items.arrow", "users.arrow", "store.json"
 ACTION, FEATURE = "action:", "feature:"
+FEATURE_KINDS = ("category", "categories", "number")
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical column of a vocabulary: code 0 is "unknown", labels ascend from code 1."""
+    """A column of a vocabulary: one category a row, several categories a row, or a number.
 
-    codes: np.ndarray  # int64, one per row of the vocabulary
-    cardinality: int  # number of codes, 0 included
-    labels: pa.Array  # text of every code
+    Code 0 is "unknown", labels ascend from code 1. Row r of "categories" has the codes
+    `codes[offsets_V1[r]:offsets_V1[r + 1]]`. An unknown number is NaN.
+    """
+
+    kind: Literal["category", "categories", "number"]
+    codes: np.ndarray  # int64; none for a number
+    offsets_V1: np.ndarray | None  # int64, of "categories" only
+    values: np.ndarray | None  # float32, of a "number" only
+    cardinality: int  # number of codes, 0 included; 0 for a number
+    labels: pa.Array  # text of every code; none for a number
+
+    @classmethod
+    def of_column(cls, column: pa.Array) -> "Feature":
+        """Make the feature whose Arrow column this is; nothing is copied."""
+        none = np.empty(0, dtype=np.int64)
+        if pa.types.is_floating(column.type):
+            values = column.to_numpy(zero_copy_only=True)
+            return cls("number", none, None, values, 0, pa.array([], pa.large_string()))
+        if pa.types.is_large_list(column.type):
+            inner, offsets_V1 = column.values, column.offsets.to_numpy(zero_copy_only=True)
+            codes = inner.indices.to_numpy(zero_copy_only=True) if len(inner) else none
+            labels = inner.dictionary
+            return cls("categories", codes, offsets_V1, None, len(labels), labels)
+        codes = column.indices.to_numpy(zero_copy_only=True)
+        return cls("category", codes, None, None, len(column.dictionary), column.dictionary)
+
+    @property
+    def known_V(self) -> np.ndarray:
+        """Which rows have a value."""
+        if self.values is not None:
+            return ~np.isnan(self.values)
+        return self.codes > 0 if self.offsets_V1 is None else np.diff(self.offsets_V1) > 0
 
 
 class Vocabulary:
@@ -57,6 +89,11 @@ class Vocabulary:
         if not 0 <= row < len(self):
             raise IndexError(f"{self._noun} row {row} is outside 0 … {len(self) - 1}")
         return self._ids[row].as_py()
+
+    @property
+    def titled(self) -> bool:
+        """Whether the data has titles."""
+        return self._titles is not None
 
     def title(self, row: int) -> str | None:
         """Return the title of a row, if the data has titles."""
@@ -129,7 +166,7 @@ class SequenceStore:
                 f"prepare … --out {directory}`"
             )
         meta = read_json(directory / META)
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        if not isinstance(meta, dict) or meta.get("format") not in READABLE:
             raise SlipstreamError(
                 f"{directory} is not a store of format {FORMAT}; prepare the data again"
             )
@@ -172,6 +209,27 @@ class SequenceStore:
     def digest(self) -> str:
         return str(self.meta["digest"])
 
+    @property
+    def timed(self) -> bool:
+        """Whether the log had times; without, every timestamp is 0."""
+        return bool(self.meta.get("timed", True))
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.num_users:,} users",
+            f"{self.num_items:,} items",
+            f"{self.num_behaviours:,} behaviours",
+        ]
+        if not self.timed:
+            parts.append("no times")
+        for noun, names in (
+            ("actions", self.actions),
+            ("features", self.item_features),
+            ("user features", self.user_features),
+        ):
+            parts += [f"{noun} {', '.join(names)}"] if names else []
+        return f"store {self.directory}: {', '.join(parts)}"
+
 
 def _map_batch(path: Path) -> pa.RecordBatch:
     try:
@@ -185,14 +243,11 @@ def _map_batch(path: Path) -> pa.RecordBatch:
 
 def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str, Feature]]:
     names = batch.schema.names
-    features = {}
-    for name in names:
-        if name.startswith(FEATURE):
-            column = batch.column(name)
-            codes = column.indices.to_numpy(zero_copy_only=True)
-            features[name.removeprefix(FEATURE)] = Feature(
-                codes, len(column.dictionary), column.dictionary
-            )
+    features = {
+        name.removeprefix(FEATURE): Feature.of_column(batch.column(name))
+        for name in names
+        if name.startswith(FEATURE)
+    }
     return Vocabulary(
         batch.column("id"), batch.column("title") if "title" in names else None, noun
     ), features
@@ -264,13 +319,17 @@ def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
 def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a vocabulary column.
 
-    Numbers are taken as they are, text as lengths and characters, dictionaries as codes and labels.
+    Numbers are taken as they are, text as lengths and characters, dictionaries as codes and labels,
+    lists as offsets and values.
     """
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
             yield from _array_bytes(chunk.indices.to_numpy())
             yield from _column_bytes(pa.chunked_array([chunk.dictionary]))
-        elif pa.types.is_integer(chunk.type):
+        elif pa.types.is_large_list(chunk.type):
+            yield from _array_bytes(chunk.offsets.to_numpy())
+            yield from _column_bytes(pa.chunked_array([chunk.values]))
+        elif pa.types.is_integer(chunk.type) or pa.types.is_floating(chunk.type):
             yield from _array_bytes(chunk.to_numpy())
         else:
             lengths = pa.compute.binary_length(chunk).cast(pa.int64()).fill_null(-1)
