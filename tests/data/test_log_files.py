@@ -127,7 +127,7 @@ def test_columns_in_another_order_are_found_by_name(tmp_path):
 
 
 def test_json_lines_may_lack_fields_and_mix_types(tmp_path):
-    rows = ['{"user_id": %d, "item_id": "a", "timestamp": 5}\n' % n for n in range(300)]
+    rows = [f'{{"user_id": {n}, "item_id": "a", "timestamp": 5}}\n' for n in range(300)]
     rows.append('{"item_id": "b", "user_id": "x", "timestamp": 6, "more": [1, 2]}\n')
     (tmp_path / "log.jsonl").write_text("".join(rows))
     store = prepare(tmp_path / "log.jsonl", tmp_path / "out")

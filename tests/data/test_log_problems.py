@@ -1,4 +1,4 @@
-"""Everything that is wrong with a log stands in one report, with counts and the first three rows."""
+"""All that is wrong with a log stands in one report: counts and the first three rows."""
 
 import os
 
