@@ -11,8 +11,7 @@ import polars as pl
 import pytest
 
 from slipstream.data.ingest import Filters, ingest
-from slipstream.data.preparation import own_log
-from slipstream.data.raw_log import Columns
+from slipstream.data.raw_log import Columns, RawLog
 from slipstream.data.store import SequenceStore
 
 Behaviour = tuple[Any, Any, int]  # user, item, time
@@ -32,6 +31,7 @@ def store_of(
     directory: Path,
     rows: Sequence[Behaviour],
     filters: Filters | None = None,
+    duplicates: str = "keep",
     **actions: Sequence[float],
 ) -> SequenceStore:
     """A store of a log given as rows, through a Parquet file as any user would."""
@@ -42,9 +42,9 @@ def store_of(
         | {k: list(v) for k, v in actions.items()}
     )
     frame.write_parquet(directory / "log.parquet")
-    log = own_log(
-        [directory / "log.parquet"], Columns("user_id", "item_id", "timestamp", tuple(actions)), "s"
-    )
+    columns = Columns("user_id", "item_id", "timestamp", tuple(actions))
+    frame = pl.scan_parquet(directory / "log.parquet")
+    log = RawLog(frame, columns, untyped=False, duplicates=duplicates)
     out = directory / "store"
     out.mkdir()
     ingest(log, out, filters or Filters())
