@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from slipstream.errors import SlipstreamError
 from slipstream.history.behaviour_blocks import CHUNK
-from slipstream.history.history_store import AppendError, HistoryStore, open_history_store
+from slipstream.history.history_store import (
+    AppendError,
+    HistoryStore,
+    open_history_store,
+    url_without_password,
+)
 from slipstream.history.user_history import History
 from tests.support.history_stores import LATER, behaviours, columns, run
 
@@ -223,13 +228,13 @@ def test_an_import_skips_known_users_or_replaces_them_and_keeps_numbers(url: str
             ("bob", behaviours(long, first=70)),
             ("no", behaviours([])),
         ]
-        assert await store.import_histories(new) == 1
+        assert await store.import_histories(new) == ["bob"]
         assert (await store.read("ann", 9)).items.tolist() == [1, 2]
         bob = await store.read("bob", 10**6)
         assert (bob.first, bob.total, bob.items.tolist()) == (70, 3070, long)
         assert await store.append("bob", behaviours([1], [5000]), after=3070) == 3071
-        assert await store.import_histories(new) == 0
-        assert await store.import_histories(new, replace=True) == 2
+        assert await store.import_histories(new) == []
+        assert await store.import_histories(new, replace=True) == ["ann", "bob"]
         assert (await store.read("ann", 9)).items.tolist() == ["x"]
         assert (await store.read("bob", 1)).total == 3070
         return await store.users()
@@ -314,6 +319,8 @@ def test_urls_that_name_no_store_are_explained():
     for url in ("mysql://x", "sqlite:", "history.db"):
         with pytest.raises(SlipstreamError, match="names no history store"):
             open_history_store(url)
+    assert url_without_password("redis://ann:a@b@host:1/0") == "redis://host:1/0"
+    assert url_without_password("sqlite:/a/b@c") == "sqlite:/a/b@c"
     with pytest.raises(SlipstreamError, match="at least 1 behaviour"):
         open_history_store("sqlite:x.db", keep=0)
 

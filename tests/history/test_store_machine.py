@@ -95,7 +95,7 @@ class StoreMachine(RuleBasedStateMachine):
         written = self.do(
             self.store.import_histories([(user, self.history(rows, first))], replace=force)
         )
-        assert written == (force or user not in self.users)
+        assert written == ([user] if force or user not in self.users else [])
         if written:
             self.users[user] = (first, kind, rows)
 

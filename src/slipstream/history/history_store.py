@@ -8,6 +8,7 @@ and `redis_store` (many machines). How behaviours become bytes is in `behaviour_
 appended in `append_rules`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -51,8 +52,8 @@ class HistoryStore(Protocol):
 
     async def import_histories(
         self, histories: Sequence[tuple[str, History]], replace: bool = False
-    ) -> int:
-        """Store whole histories of different users, each all or none; return how many users.
+    ) -> list[str]:
+        """Store whole histories of different users, each all or none; return whose were stored.
 
         A user who has behaviours is skipped, or replaced. Numbers begin with `History.first`.
         """
@@ -82,3 +83,8 @@ def open_history_store(url: str, keep: int = KEEP, create: bool = True) -> Histo
     raise SlipstreamError(
         f"'{url}' names no history store; use sqlite:PATH or redis://HOST:PORT/DB"
     )
+
+
+def url_without_password(url: str) -> str:
+    """Return a store's URL as it may be shown."""
+    return re.sub("//[^/]*@", "//", url)

@@ -39,7 +39,7 @@ from slipstream.history.append_rules import (
 )
 from slipstream.history.behaviour_blocks import CHUNK, cut_blocks, merge_blocks
 from slipstream.history.earlier_format import read_records
-from slipstream.history.history_store import HistoryStoreError
+from slipstream.history.history_store import HistoryStoreError, url_without_password
 from slipstream.history.user_history import History
 
 FORMAT = "2"
@@ -135,7 +135,7 @@ class RedisHistoryStore:
 
     async def import_histories(
         self, histories: Sequence[tuple[str, History]], replace: bool = False
-    ) -> int:
+    ) -> list[str]:
         """Store whole histories, each in one step; see `HistoryStore.import_histories`."""
         checked = check_histories(histories)
         async with self._answering():
@@ -162,7 +162,7 @@ class RedisHistoryStore:
                 number = b"%s:f:{%s}" % (self._prefix.encode(), user)
                 data, first = await self._client.mget(key, number)
                 history = read_records(int(first or 0), data or b"", actions.decode())
-                moved += await self._import([(user.decode(), history)], replace=False)
+                moved += len(await self._import([(user.decode(), history)], replace=False))
                 await self._client.delete(key, number)
             await self._client.delete(marker)
         return moved
@@ -173,14 +173,14 @@ class RedisHistoryStore:
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    async def _import(self, histories: list[tuple[str, History]], replace: bool) -> int:
+    async def _import(self, histories: list[tuple[str, History]], replace: bool) -> list[str]:
         pipeline = self._client.pipeline(transaction=False)
         for user, history in histories:
             call = self._append_call(user, history, "replace" if replace else "new", history.first)
             await self._append(**call, client=pipeline)
         answers = await pipeline.execute()
-        counted = zip(answers, histories, strict=True)
-        return sum(answer[0] == b"ok" and len(history) > 0 for answer, (_, history) in counted)
+        answered = zip(answers, histories, strict=True)
+        return [user for answer, (user, sent) in answered if answer[0] == b"ok" and len(sent)]
 
     def _append_call(
         self, user: str, history: History, mode: str, number: int | str
@@ -222,7 +222,7 @@ class RedisHistoryStore:
         if await self._client.exists(f"{self._prefix}:actions"):
             raise HistoryStoreError(
                 f"the history store at {self._place()} has the earlier format; stop its servers "
-                f"and run: slipstream history migrate --history {self._url_shown()}"
+                f"and run: slipstream history migrate --history {self._place()}"
             )
         key = f"{self._prefix}:format"
         await self._client.set(key, FORMAT, nx=True)
@@ -250,11 +250,7 @@ class RedisHistoryStore:
         return [f"{prefix}:history:{user}", f"{prefix}:blocks:{user}", f"{prefix}:users"]
 
     def _place(self) -> str:
-        """Return the URL without its password."""
-        return self._url.rsplit("@", 1)[-1]
-
-    def _url_shown(self) -> str:
-        return self._url if "@" not in self._url else "URL"
+        return url_without_password(self._url)
 
 
 def _ordered(time: int) -> str:

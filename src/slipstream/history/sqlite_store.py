@@ -130,7 +130,7 @@ class SqliteHistoryStore:
 
     async def import_histories(
         self, histories: Sequence[tuple[str, History]], replace: bool = False
-    ) -> int:
+    ) -> list[str]:
         """Store whole histories in one transaction; see `HistoryStore.import_histories`."""
         checked = check_histories(histories)
         return await self._write(lambda: self._import(checked, replace))
@@ -300,8 +300,8 @@ class SqliteHistoryStore:
         self._writer.execute("DELETE FROM blocks WHERE user = ?", (user,))
         return count or 0
 
-    def _import(self, histories: list[tuple[str, History]], replace: bool) -> int:
-        written = 0
+    def _import(self, histories: list[tuple[str, History]], replace: bool) -> list[str]:
+        written = []
         for user, history in histories:
             if replace:
                 self._writer.execute("DELETE FROM blocks WHERE user = ?", (user,))
@@ -310,7 +310,7 @@ class SqliteHistoryStore:
             if len(history):
                 self._writer.executemany(WRITE, [(user, *block) for block in cut_blocks(history)])
                 self._writer.execute(TRIM, (user, history.total - self._keep))
-                written += 1
+                written.append(user)
         return written
 
 
