@@ -1,5 +1,6 @@
 """`slipstream history …` through the command line: import, export, users, delete, migrate."""
 
+import asyncio
 import csv
 import json
 import struct
@@ -11,8 +12,11 @@ import redis
 
 from slipstream.cli import history_commands
 from slipstream.cli.app import run_command
+from slipstream.serving.http.messages import RankRequest
 from tests.support.history_stores import behaviours, columns, run
 from tests.support.redis_server import free_port, redis_server
+from tests.support.serving_service import context, opened_service
+from tests.support.serving_stand_in import standin_scores
 from tests.support.tiny_runs import BIG, prepare_store, write_log
 
 USERS = ["-7", "a/b", "ann ü", "z", "日本"]
@@ -148,6 +152,19 @@ def test_numbers_are_exported_as_numbers(tmp_path, capsys):
     run(url, lambda store: store.delete("ann"))
     assert call(capsys, "export", "--history", url, "--out", out, "--force")["users"] == 0
     assert pl.read_parquet(out).height == 0
+
+
+def test_an_imported_user_is_served_without_sending_a_history(tmp_path, capsys):
+    with (tmp_path / "log.csv").open("w") as file:
+        file.write("user_id,item_id,timestamp\n42,5,10\n42,6,20\n42,7,30\n")
+    url = f"sqlite:{tmp_path / 'history.db'}"
+    call(capsys, "import", prepare_store(tmp_path), "--history", url)
+
+    async def work() -> dict:
+        async with opened_service(tmp_path) as service:
+            return (await service.rank(RankRequest("42", [1, 2]), context())).scores
+
+    assert asyncio.run(work())["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2])
 
 
 def test_users_are_forgotten(prepared, tmp_path, capsys):
