@@ -1,6 +1,9 @@
 """The history stores: append only, whole, exact to the last bit of an id, alike in both stores."""
 
 import asyncio
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 
@@ -303,6 +306,34 @@ def test_writers_in_many_processes_lose_and_double_nothing(url: str, guarded: st
     for writer in range(3):
         own = [item for item in order if item // 1000 == writer]
         assert own == list(range(writer * 1000, writer * 1000 + 40))
+
+
+def _append_until_killed(url: str, started: "multiprocessing.synchronize.Event") -> None:
+    async def work() -> None:
+        store = open_history_store(url)
+        for number in range(10**6):
+            await store.append("ann", behaviours([number] * 10, [number] * 10))
+            if number == 20:
+                started.set()
+
+    asyncio.run(work())
+
+
+@pytest.mark.system
+def test_a_killed_writer_leaves_whole_appends(url: str):
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=_append_until_killed, args=(url, started), daemon=True)
+    process.start()
+    assert started.wait(30)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(10)
+    found = run(url, lambda store: store.read("ann", 10**6))
+    assert len(found.items) >= 210
+    assert found.items.tolist() == [
+        number for number in range(len(found.items) // 10) for _ in range(10)
+    ]
 
 
 def test_another_model_reads_the_actions_it_knows(url: str):

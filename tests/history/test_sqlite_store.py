@@ -1,12 +1,9 @@
-"""What only the SQLite store does: blocks in one file, whole after a kill, a database or nothing.
+"""What only the SQLite store does: blocks in one file, a database or nothing.
 
 What both stores do is in test_history_store.py.
 """
 
 import asyncio
-import multiprocessing
-import os
-import signal
 import sqlite3
 import struct
 import threading
@@ -214,32 +211,3 @@ def test_a_transaction_ends_even_where_a_rollback_is_impossible():
         connection.execute("ROLLBACK")  # as SQLite does by itself when a disk is full
         raise ValueError("mine")
     assert not connection.in_transaction
-
-
-def _append_until_killed(url: str, started: "multiprocessing.synchronize.Event") -> None:
-    async def work() -> None:
-        store = open_history_store(url)
-        for number in range(10**6):
-            await store.append("ann", behaviours([number] * 10, [number] * 10))
-            if number == 20:
-                started.set()
-
-    asyncio.run(work())
-
-
-@pytest.mark.system
-def test_a_killed_writer_leaves_whole_appends(tmp_path: Path):
-    url = f"sqlite:{tmp_path / 'history.db'}"
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=_append_until_killed, args=(url, started), daemon=True)
-    process.start()
-    assert started.wait(30)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
-    found = run(url, lambda store: store.read("ann", 10**6))
-    assert len(found.items) >= 210
-    assert found.items.tolist() == [
-        number for number in range(len(found.items) // 10) for _ in range(10)
-    ]

@@ -70,7 +70,7 @@ class RedisHistoryStore:
                 f"'{self._place()}' is no address of a Redis server ({error}); use "
                 "redis://HOST:PORT/DB"
             ) from error
-        self._client = redis.Redis.from_pool(pool)
+        self._client: Any = redis.Redis.from_pool(pool)  # its answers are bytes
         register = self._client.register_script
         self._append, self._read = register(scripts.APPEND), register(scripts.READ)
         self._delete = register(scripts.DELETE)
@@ -190,9 +190,9 @@ class RedisHistoryStore:
         if len(history):
             earliest, latest = (_ordered(int(history.timestamps[place])) for place in (0, -1))
         arguments: list[bytes | str | int] = [
-            *(user, mode, number, earliest, latest, id_kind(history.items), secrets.token_hex(8)),
-            *(self._keep, MAX_ACTIONS, TAIL, len(history.actions), *history.actions),
+            *(user, mode, number, earliest, latest, id_kind(history.items), secrets.token_hex(8))
         ]
+        arguments += [self._keep, MAX_ACTIONS, TAIL, len(history.actions), *history.actions]
         for _, count, data in cut_blocks(history):
             arguments += [count, data]
         return {"keys": self._keys(user), "args": arguments}
