@@ -67,6 +67,19 @@ def test_packing_leaves_few_blocks(redis_url: str):
 
 
 @pytest.mark.system
+def test_packing_begins_behind_what_was_forgotten(redis_url: str):
+    async def work(store: HistoryStore):
+        for number in range(TAIL):
+            await store.append("ann", behaviours([number]))
+        return await store.read("ann", 100)
+
+    found = run(redis_url, work, keep=10)
+    assert found.items.tolist() == list(range(TAIL - 10, TAIL))
+    blocks = redis.Redis.from_url(redis_url).zrange("slipstream:blocks:ann", 0, -1, withscores=True)
+    assert [score for _, score in blocks] == [TAIL - 10]
+
+
+@pytest.mark.system
 def test_a_packing_that_comes_too_late_changes_nothing(redis_url: str):
     async def work(store: RedisHistoryStore):
         for number in range(TAIL - 1):
