@@ -19,14 +19,14 @@ SECRET = b"a secret of sixteen bytes or more"
 async def opened_service(tmp_path: Path, **settings: Any) -> AsyncIterator[InstanceService]:
     """A service with a SQLite store; `tmp_path / "version"` is its bundle's version."""
     (tmp_path / "version").write_text("v1")
-    store = open_history_store(f"sqlite:{tmp_path / 'history.db'}", ("click",))
+    store = open_history_store(f"sqlite:{tmp_path / 'history.db'}")
 
     def open_instance(current: Any) -> Any:
         version = (tmp_path / "version").read_text()
         same = current is not None and current.version == version
         return current if same else StandInInstance(tmp_path, **settings)
 
-    service = InstanceService("i-0", open_instance, store, TicketSigner(SECRET), 1.0)
+    service = InstanceService("i-0", open_instance, store, TicketSigner(SECRET), 1.0, ("click",))
     try:
         yield service
     finally:

@@ -130,9 +130,12 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
             client.events("anno ü", [8], **sent)
         assert refused.value.status == 409
     assert client.events("anno ü", [8], [21], after=2).behaviours == 3
-    with pytest.raises(RefusalError, match="not one this model knows") as refused:
-        client.events("anno ü", [8], [22], actions={"purchase": [1.0]})
+    with pytest.raises(RefusalError, match="looks like milliseconds") as refused:
+        client.events("anno ü", [8], [1_710_000_000_000])
     assert refused.value.status == 409
+    # An action this model does not read is kept for one that does.
+    assert client.events("anno ü", [8], [22], actions={"purchase": [1.0]}).behaviours == 4
+    assert client.user("anno ü", 1).recent.actions["purchase"] == [1.0]
 
 
 @pytest.mark.parametrize(

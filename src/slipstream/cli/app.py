@@ -46,6 +46,11 @@ COMMANDS = {
             "serving_commands:serve",
             "Serve a bundle over HTTP: instances behind a router.",
         ),
+        (
+            "history",
+            "history_commands:history",
+            "Fill a history store from prepared data, export it, and forget users.",
+        ),
         ("client", "serving_commands:client", "Ask a running server (`slipstream serve`)."),
         (
             "trace",

@@ -43,9 +43,15 @@ class RelayInstance:
     ) -> None:
         name = serve.get_replica_context().replica_id.unique_id
         settings = InstanceSettings(name=name, bundle=bundle, history=history, model=model)
-        store = open_history_store(history, action_columns(Path(bundle)))
+        store = open_history_store(history)
         signer = TicketSigner(secret.encode())
-        self._service = InstanceService(name, partial(open_instance, settings), store, signer)
+        self._service = InstanceService(
+            name,
+            partial(open_instance, settings),
+            store,
+            signer,
+            actions=action_columns(Path(bundle)),
+        )
         self._handlers, self._deadline = self._service.handlers(), deadline_ms / 1000
 
     async def ask(self, user: str, endpoint: str, body: bytes) -> tuple[int, bytes]:

@@ -40,9 +40,11 @@ class InstanceService:
         store: HistoryStore,
         tickets: TicketSigner,
         drain_seconds: float = 10.0,
+        actions: tuple[str, ...] = (),
     ) -> None:
         self.name, self.store, self._tickets = name, store, tickets
         self._open, self._drain_seconds = open_instance, drain_seconds
+        self._actions = actions  # those the model reads; an absent one counts as 0
         self.instance = open_instance(None)
         self.draining = False
         self._reloading = asyncio.Lock()
@@ -297,7 +299,9 @@ class InstanceService:
             )
         first = window_start(stored.total + extra, max_len, stored.first)
         window = stored.part(min(first, stored.total), stored.total)
-        return replace(window, user_features=request.features)
+        absent = np.zeros(len(window), dtype=np.float32)
+        actions = {name: window.actions.get(name, absent) for name in self._actions}
+        return replace(window, actions=actions, user_features=request.features)
 
 
 def read_history(message: m.HistoryMessage, features: m.Features | None = None) -> History:
