@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.engine.items import ItemIds, whole_numbers
+from slipstream.serving.engine.items import ItemIds
+from slipstream.serving.id_arrays import whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 INT64_MAX = 2**63 - 1

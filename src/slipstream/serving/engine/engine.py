@@ -29,9 +29,11 @@ from slipstream.models.model_config import ModelConfig
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
 from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder
-from slipstream.serving.engine.items import ItemIds, whole_numbers
+from slipstream.serving.engine.items import ItemIds
 from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
+from slipstream.serving.engine.serving_rules import ServingRules
+from slipstream.serving.id_arrays import whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 CANDIDATE_TILE = 256  # candidates scored at once
@@ -68,9 +70,14 @@ class Engine:
         self.tasks: tuple[str, ...] = tuple(action_tasks) if self.task == "ranking" else ("score",)
         self.config = ModelConfig.model_validate(recipe["model"])
         self.max_len = self.config.max_len
+        self.rules = ServingRules.of(recipe)
         self.items = ItemIds(bundle.items_path)
         self.encoder = HistoryEncoder(
-            self.items, action_tasks if self.task == "ranking" else {}, sizes["user_cardinalities"]
+            self.items,
+            action_tasks if self.task == "ranking" else {},
+            sizes["user_cardinalities"],
+            bundle.description.get("user_labels"),
+            timed=bool(sizes.get("timed", True)),
         )
         self.model = build_model(
             self.config,
@@ -204,20 +211,23 @@ class Engine:
         k: int,
         *,
         request_time: int | None = None,
-        exclude_seen: bool = True,
+        exclude_seen: bool | None = None,
+        exclude: Any = (),
     ) -> tuple[list[int] | list[str], list[float]]:
         """Return the exact `k` best items of the catalogue, best first, ties by row.
 
-        Items of the history are left out unless `exclude_seen` is off. A ranking bundle orders the
-        catalogue by its first task.
+        Items of the history are left out where the bundle's `repeat` says so, or `exclude_seen`;
+        those of `exclude` always. A ranking bundle orders the catalogue by its first task.
         """
         encoded = self.encode(history)
         if k < 1:
             raise BadRequest(f"k must be at least 1, got {k}")
         best_values, best_rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
         seen_N = torch.zeros(len(self.items), dtype=torch.bool)
-        if exclude_seen:
+        if self.rules.exclude_seen if exclude_seen is None else exclude_seen:
             seen_N[encoded.rows_T] = True
+        excluded_rows = self.items.find(exclude)
+        seen_N[torch.from_numpy(excluded_rows[excluded_rows >= 0])] = True
         for rows_C, scores_C in self._catalogue_scores(encoded, request_time):
             scores_C = scores_C.masked_fill(seen_N[rows_C], -torch.inf)
             values, rows = torch.cat([best_values, scores_C]), torch.cat([best_rows, rows_C])
@@ -264,6 +274,7 @@ class Engine:
         rows_C = self.items.rows(candidates)
         if request_time is not None:
             request_time = int(whole_numbers("request_time", [request_time])[0])
+            request_time = request_time if self.encoder.timed else None
         return RankQuery(
             prefix,
             new,
