@@ -86,6 +86,7 @@ class StandInInstance:
         self._rank_ms = rank_ms
         self._kept: set[tuple[str, int]] = set()
         self._running = 0
+        self.request_times: list[int | None] = []
         self.closed = False
 
     async def preinfer(self, user: str, history: History, *, rank_in: float | None) -> Any:
@@ -110,6 +111,7 @@ class StandInInstance:
         if user.startswith("crash"):
             raise RuntimeError("secret detail")
         self._check(history)
+        self.request_times.append(request_time)
         self._running += 1
         try:
             await asyncio.sleep(self._rank_ms / 1000)
@@ -137,6 +139,7 @@ class StandInInstance:
         exclude: np.ndarray,
     ) -> list[tuple[int, float]]:
         self._check(history)
+        self.request_times.append(request_time)
         items = np.setdiff1d(np.arange(k + 10 + len(exclude)), exclude)[: k + 10].tolist()
         scores = standin_scores(
             history.items.tolist(), history.timestamps.tolist(), items, self.version

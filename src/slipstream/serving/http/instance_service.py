@@ -20,9 +20,9 @@ from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
 from slipstream.serving.http.request_history import (
     append_recent,
+    check_times,
     drop_unknown,
     read_history,
-    refuse_future,
     refuse_long,
     select_actions,
 )
@@ -225,7 +225,7 @@ class InstanceService:
         now = int(time.time())
         times = request.timestamps if request.timestamps is not None else [now] * len(request.items)
         sent = read_history(m.HistoryMessage(request.items, times, request.actions))
-        refuse_future(times, now)
+        check_times(times, now)
         history = replace(sent, items=self.instance.items.canonical(sent.items))
         total = await self.store.append(request.user, history, request.after)
         return m.EventsAnswer(total)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from slipstream.history.append_rules import refuse_future
+from slipstream.history.history_store import AppendError
 from slipstream.history.user_history import History
 from slipstream.serving.http import messages as m
 from slipstream.serving.id_arrays import id_array
@@ -16,8 +18,6 @@ from slipstream.serving.request_errors import BadRequest
 
 if TYPE_CHECKING:  # a stand-in can be served without torch
     from slipstream.serving.instance.instance import Instance
-
-DAY_SECONDS = 86_400
 
 
 def read_history(
@@ -48,15 +48,12 @@ def read_history(
     return History(items, timestamps, actions, features or {})
 
 
-def refuse_future(timestamps: Sequence[int], now: int) -> None:
+def check_times(timestamps: Sequence[int], now: int) -> None:
     """Refuse times of more than a day ahead: stored, they would block every later behaviour."""
-    latest = max(timestamps)
-    if latest > now + DAY_SECONDS:
-        hint = "; this looks like milliseconds" if latest // 1_000 <= now + DAY_SECONDS else ""
-        raise BadRequest(
-            f"the time {latest} is more than a day ahead of now ({now}){hint}; send seconds since "
-            "1970"
-        )
+    try:
+        refuse_future(max(timestamps), now)
+    except AppendError as error:
+        raise BadRequest(str(error)) from error
 
 
 def refuse_long(history: History, max_len: int, allow_truncate: bool) -> None:
