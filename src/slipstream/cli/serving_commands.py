@@ -350,7 +350,8 @@ def user(
     with _open(url) as connection:
         answer = connection.user(user, limit)
     recent = answer.recent
-    columns = {"item": recent.items, "time": recent.timestamps or [], **recent.actions}
+    columns: dict[str, list[Any]] = {"item": list(recent.items), "time": recent.timestamps or []}
+    columns |= recent.actions
     _show(answer, columns, f"{answer.behaviours} in all", as_json)
 
 

@@ -213,7 +213,7 @@ class Engine:
         request_time: int | None = None,
         exclude_seen: bool | None = None,
         exclude: Any = (),
-    ) -> tuple[list[int] | list[str], list[float]]:
+    ) -> tuple[list[int | str], list[float]]:
         """Return the exact `k` best items of the catalogue, best first, ties by row.
 
         Items of the history are left out where the bundle's `repeat` says so, or `exclude_seen`;

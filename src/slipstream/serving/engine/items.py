@@ -82,9 +82,9 @@ class ItemIds:
             )
         return ids_T
 
-    def originals(self, rows: torch.Tensor | np.ndarray) -> list[int] | list[str]:
+    def originals(self, rows: torch.Tensor | np.ndarray) -> list[int | str]:
         """Return the original ids of rows."""
-        originals: list[int] | list[str] = self.ids_N[np.asarray(rows)].tolist()
+        originals: list[int | str] = self.ids_N[np.asarray(rows)].tolist()
         return originals
 
     def titles(self, items: Any) -> list[str | None]:
