@@ -5,9 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.serving.bundle import random_bundle
 from slipstream.history.user_history import History
-from slipstream.serving.engine.engine import Engine
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (
     FIRST_ID,
@@ -17,8 +15,6 @@ from tests.support.serving_samples import (
     history,
     largest_difference,
 )
-
-MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 2, "max_len": 64, "time_buckets": 32}
 
 
 def test_a_digest_stands_for_the_first_behaviours_only(tmp_path):
@@ -67,8 +63,6 @@ def test_user_features_and_actions_count(tmp_path):
         ({"actions": {"click": [1], "like": [1, 2]}}, "one value per item"),
         ({"actions": {"click": [float("nan")], "like": [1]}}, "finite"),
         ({"user_features": {"age": 4}}, "code from 0 to 3"),
-        ({"user_features": {"age": "young"}}, "'young' is no value .*no labels, only codes"),
-        ({"user_features": {"agee": 1}}, r"'agee' is no user feature .*known: age"),
     ],
 )
 def test_the_error_of_a_bad_history_says_what_to_send(tmp_path, broken, message):
@@ -77,31 +71,3 @@ def test_the_error_of_a_bad_history_says_what_to_send(tmp_path, broken, message)
     served.prefill(good)
     with pytest.raises(BadRequest, match=message):
         served.prefill(replace(good, **broken))
-
-
-def test_a_user_feature_is_sent_as_its_label_or_its_code(tmp_path):
-    labels = {"age": ["", "18", "25", "56"]}
-    random_bundle(
-        tmp_path / "b", MODEL, num_items=9, first_id=1, user_features={"age": 4}, user_labels=labels
-    )
-    served = Engine(tmp_path / "b")
-    codes = [served.encode(History([], [], {}, {"age": age})) for age in ("25", 2)]
-    assert [found.user_features for found in codes] == [{"age": 2}, {"age": 2}]
-    for wrong in ("", "24"):
-        with pytest.raises(BadRequest, match="known: 18, 25, 56"):
-            served.encode(History([], [], {}, {"age": wrong}))
-
-
-def test_a_model_of_a_log_without_times_sees_none(tmp_path):
-    random_bundle(
-        tmp_path / "b", MODEL, task="retrieval", num_items=9, first_id=1, timed=False, noise=0.05
-    )
-    served = Engine(tmp_path / "b")
-    whole = History([1, 2, 3], [5, 600, 70_000])
-    assert served.encode(whole).timestamps_T.tolist() == [0, 0, 0]
-    assert served.encode(replace(whole, timestamps=None)).digest() == served.encode(whole).digest()
-    scores = [
-        served.rank(None, given, [4, 5], request_time=at)["score"].tolist()
-        for given, at in ((whole, None), (replace(whole, timestamps=[9, 9, 9]), 10**9))
-    ]
-    assert scores[0] == scores[1]

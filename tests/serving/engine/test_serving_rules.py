@@ -1,7 +1,10 @@
 """The rules a bundle carries, and those of a bundle from before they were written."""
 
+from pathlib import Path
+
 import pytest
 
+from slipstream.bundle import Bundle
 from slipstream.serving.engine.serving_rules import ServingRules
 
 MODEL = {"max_len": 80}
@@ -23,7 +26,8 @@ MODEL = {"max_len": 80}
     ],
 )
 def test_rules_come_from_the_recipe(recipe, expected):
-    assert ServingRules.of(recipe) == expected
+    description = {"recipe": recipe, "sizes": {}}
+    assert ServingRules.of(Bundle(Path(), description, {})) == expected
 
 
 def test_the_window_is_exact_or_moves_in_steps():

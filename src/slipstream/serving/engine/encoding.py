@@ -5,7 +5,7 @@ the caller's error, whose text names what to send instead.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from slipstream.history.user_history import History
-from slipstream.serving.engine.items import ItemIds
-from slipstream.serving.id_arrays import whole_numbers
+from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 _MAX_TIME = 1 << 62  # attention refuses times beyond this
@@ -74,15 +73,8 @@ class HistoryEncoder:
         ids: ItemIds,
         tasks: Mapping[str, Mapping[str, Any]],
         user_cardinalities: Mapping[str, int],
-        user_labels: Mapping[str, Sequence[str]] | None = None,
-        timed: bool = True,
     ) -> None:
-        """`timed` is off for a model of a log without times: every time counts as 0."""
-        self.ids, self.user_cardinalities, self.timed = ids, dict(user_cardinalities), timed
-        self._user_codes = {
-            name: {label: code for code, label in enumerate(labels) if code}
-            for name, labels in (user_labels or {}).items()
-        }
+        self.ids, self.user_cardinalities = ids, dict(user_cardinalities)
         self.tasks = {
             name: (str(task["column"]), float(task["threshold"])) for name, task in tasks.items()
         }
@@ -92,11 +84,7 @@ class HistoryEncoder:
         if given is None:
             given = History([], [])
         rows_T = self.ids.rows(given.items)
-        times_T = (
-            whole_numbers("timestamps", given.timestamps)
-            if self.timed
-            else np.zeros(rows_T.numel(), dtype=np.int64)
-        )
+        times_T = whole_numbers("timestamps", given.timestamps)
         if times_T.size != rows_T.numel():
             raise BadRequest(
                 f"{rows_T.numel()} items but {times_T.size} timestamps; send one timestamp per item"
@@ -131,27 +119,16 @@ class HistoryEncoder:
         return torch.stack(columns, dim=1).float()
 
     def _user_features(self, given: History) -> dict[str, int]:
-        sent = given.user_features or {}
-        for name in sent:
-            if name not in self.user_cardinalities:
-                known = ", ".join(self.user_cardinalities) or "none"
-                raise BadRequest(f"'{name}' is no user feature of this bundle (known: {known})")
-        return {name: self._user_code(name, sent.get(name, 0)) for name in self.user_cardinalities}
-
-    def _user_code(self, name: str, value: object) -> int:
-        """Return the code of a user feature's value, which is a code or a label."""
-        if isinstance(value, str):
-            labels = self._user_codes.get(name, {})
-            if value not in labels:
-                known = ", ".join(list(labels)[:20]) or "no labels, only codes"
-                raise BadRequest(f"'{value}' is no value of user feature '{name}' (known: {known})")
-            return labels[value]
-        most = self.user_cardinalities[name] - 1
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise BadRequest(
-                f"user feature '{name}' must be a code from 0 to {most}, got {value!r}"
-            )
-        return value
+        codes = {}
+        for name, cardinality in self.user_cardinalities.items():
+            code = (given.user_features or {}).get(name, 0)
+            if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code < cardinality:
+                raise BadRequest(
+                    f"user feature '{name}' must be a code from 0 to {cardinality - 1}, got "
+                    f"{code!r}"
+                )
+            codes[name] = code
+        return codes
 
 
 def _numbers(noun: str, values: Any) -> np.ndarray:

@@ -29,11 +29,10 @@ from slipstream.models.model_config import ModelConfig
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
 from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder
-from slipstream.serving.engine.items import ItemIds
+from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
 from slipstream.serving.engine.serving_rules import ServingRules
-from slipstream.serving.id_arrays import whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 CANDIDATE_TILE = 256  # candidates scored at once
@@ -64,20 +63,15 @@ class Engine:
     def __init__(self, bundle: str | os.PathLike[str] | Bundle) -> None:
         bundle = bundle if isinstance(bundle, Bundle) else read_bundle(Path(bundle))
         recipe, sizes = bundle.description["recipe"], bundle.description["sizes"]
-        self.version = bundle.version
+        self.version, self.rules = bundle.version, ServingRules.of(bundle)
         self.task: str = recipe["task"]
         action_tasks = recipe.get("tasks") or {}
         self.tasks: tuple[str, ...] = tuple(action_tasks) if self.task == "ranking" else ("score",)
         self.config = ModelConfig.model_validate(recipe["model"])
         self.max_len = self.config.max_len
-        self.rules = ServingRules.of(recipe)
         self.items = ItemIds(bundle.items_path)
         self.encoder = HistoryEncoder(
-            self.items,
-            action_tasks if self.task == "ranking" else {},
-            sizes["user_cardinalities"],
-            bundle.description.get("user_labels"),
-            timed=bool(sizes.get("timed", True)),
+            self.items, action_tasks if self.task == "ranking" else {}, sizes["user_cardinalities"]
         )
         self.model = build_model(
             self.config,
@@ -274,7 +268,6 @@ class Engine:
         rows_C = self.items.rows(candidates)
         if request_time is not None:
             request_time = int(whole_numbers("request_time", [request_time])[0])
-            request_time = request_time if self.encoder.timed else None
         return RankQuery(
             prefix,
             new,

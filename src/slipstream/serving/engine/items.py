@@ -15,6 +15,7 @@ import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.id_arrays import as_numbers, as_text, id_array
+from slipstream.serving.id_arrays import whole_numbers as whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 _FEATURE = "feature:"

@@ -4,30 +4,27 @@ They are keys of the recipe that trained the model, so that what is served is wh
 Touch this when a bundle carries another rule.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from slipstream.history.window import window_start
+
+if TYPE_CHECKING:  # the rules are used without torch, too
+    from slipstream.bundle import Bundle
 
 
 @dataclass(frozen=True)
 class ServingRules:
-    """The rules of one bundle; a bundle without them is served by the rules of its time."""
+    """The rules of one bundle."""
 
     exclude_seen: bool  # items of a user's whole history are not recommended
     window: str  # latest or stepped, see history.window
     max_len: int  # behaviours a request is scored on, at most
 
     @classmethod
-    def of(cls, recipe: Mapping[str, Any]) -> "ServingRules":
-        """Read the rules from a bundle's recipe."""
-        exclude_seen = recipe.get("repeat", "exclude") == "exclude"
-        longest = int(recipe["model"]["max_len"])
-        if "window" not in recipe:
-            return cls(exclude_seen, "stepped", longest)
-        served = recipe.get("sampler", {}).get("max_len", longest)
-        return cls(exclude_seen, str(recipe["window"]), min(int(served), longest))
+    def of(cls, bundle: "Bundle") -> "ServingRules":
+        """Read the rules of a bundle."""
+        return cls(bundle.repeat == "exclude", bundle.window, bundle.max_len)
 
     def window_start(self, behaviours: int, oldest: int = 0) -> int:
         """Return the first of so many behaviours that a request is scored on."""

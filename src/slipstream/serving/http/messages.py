@@ -28,17 +28,18 @@ Timestamp = Annotated[
 ActionName = Annotated[str, Meta(min_length=1, max_length=64)]
 ActionValue = Annotated[float, Meta(ge=-1e9, le=1e9)]
 Label = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+FeatureValue = float | int | Label | Annotated[list[int | Label], Meta(max_length=1_000)]
 User = Annotated[
     str,
     Meta(min_length=1, max_length=MAX_ID_CHARACTERS, description="The user's id, any text."),
 ]
 Candidates = Annotated[list[Identity], Meta(min_length=1, max_length=MAX_CANDIDATES)]
 Features = Annotated[
-    dict[ActionName, Annotated[int, Meta(ge=0, le=INT64_MAX)] | Label],
+    dict[ActionName, FeatureValue | None],
     Meta(
         max_length=64,
-        description="User features the model was trained with, each as its label or its code; an "
-        "absent one counts as not known.",
+        description="User features the model was trained with: a label or its code, a list of "
+        "them where a user has several, or a number; an absent one counts as not known.",
     ),
 ]
 RequestTime = Annotated[
