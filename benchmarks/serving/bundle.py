@@ -32,7 +32,6 @@ def random_bundle(
     ids: Sequence[int] | Sequence[str] | None = None,
     about_items: Mapping[str, Any] | None = None,
     rules: Mapping[str, Any] | None = None,
-    user_labels: Mapping[str, Sequence[str]] | None = None,
     timed: bool = True,
     seed: int = 0,
     noise: float = 0.0,
@@ -89,5 +88,4 @@ def random_bundle(
             "user_cardinalities": user_features,
             "timed": timed,
         }
-        labels = {"user_labels": user_labels} if user_labels else {}
-        return write_bundle(directory, recipe, sizes_told, tensors, path, **labels)
+        return write_bundle(directory, recipe, sizes_told, tensors, path)
