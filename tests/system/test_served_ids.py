@@ -76,6 +76,9 @@ def test_every_endpoint_takes_and_returns_the_ids_of_the_log(tmp_path: Path, ids
         assert set(kept.items) == {*ids} - {wanted[0]}
         own = client.recommend(user, 5, candidates=[*seen[:3], wanted[-1]])
         assert own.items == wanted[-1:]
+        with pytest.raises(RefusalError, match="no user feature 'colour'") as refused:
+            client.rank(user, wanted, features={"colour": "red"})
+        assert refused.value.status == 400
         assert client.events(user, ids[:1]).behaviours == 31  # now
         assert client.delete(user).deleted == 31
         with pytest.raises(RefusalError, match="nothing is stored"):

@@ -239,6 +239,27 @@ def test_what_a_service_asks_of_an_instance(tmp_path):
     served.close()
 
 
+def test_the_moment_of_a_request_counts_with_a_prefix_or_without(tmp_path):
+    plain, served = instance(tmp_path)
+    whole, items = history(400), candidates(5)
+    later = int(whole.timestamps[-1]) + 10**6
+    expected = plain.rank(None, whole, items, request_time=later)
+    assert largest_difference(expected, plain.rank(None, whole, items)) > 0
+
+    async def scenario():
+        await served.preinfer("ann", whole)
+        return [
+            await served.rank(user, whole, items, deadline=soon(), request_time=later)
+            for user in ("ann", "bob")
+        ]
+
+    for answer in run(scenario()):
+        assert largest_difference(expected, answer.scores) == 0
+    found = run(served.retrieve(whole, 5, deadline=soon(), request_time=later))
+    assert [item for item, _ in found] == plain.retrieve(whole, 5, request_time=later)[0]
+    served.close()
+
+
 def test_a_forgotten_user_leaves_no_prefix_in_any_tier(tmp_path):
     _, served = instance(tmp_path, host_path=tmp_path / "shelf")
     whole, items = history(400), candidates(5)

@@ -146,15 +146,10 @@ class InstanceService:
     ) -> m.RecommendAnswer:
         """Retrieve, filter and rank; the prefix is computed while retrieval runs."""
         async with self._use() as instance:
-            if request.by is not None and request.by not in instance.tasks:
-                raise BadRequest(
-                    f"'{request.by}' is no task of this model; order by one of "
-                    f"{', '.join(instance.tasks)}"
-                )
+            task = _task(instance, request)
             _about(instance, request, [])  # refuses names that are no item feature
-            drop_seen = instance.rules.exclude_seen
-            if request.keep_seen is not None:
-                drop_seen = not request.keep_seen
+            keep_seen = request.keep_seen
+            drop_seen = instance.rules.exclude_seen if keep_seen is None else not keep_seen
             window, seen = await self._history(instance, request, whole=drop_seen)
             history = drop_unknown(instance, window)
             await instance.preinfer(request.user, history, rank_in=None)
@@ -186,7 +181,7 @@ class InstanceService:
                     request_time=request.request_time,
                 )
                 scores = {task: values.tolist() for task, values in result.scores.items()}
-                by = scores[request.by if request.by is not None else next(iter(scores))]
+                by = scores[task]
                 best = sorted(range(len(items)), key=lambda place: -by[place])[: request.count]
                 answer.items = [items[place] for place in best]
                 answer.scores = {
@@ -361,6 +356,15 @@ class InstanceService:
             history = replace(history, user_features=request.features)
         first = rules.window_start(history.total + extra, history.first)
         return history.part(min(first, history.total), history.total), history.items
+
+
+def _task(instance: "Instance", request: m.RecommendRequest) -> str:
+    """Return the task to order by."""
+    if request.by is not None and request.by not in instance.tasks:
+        raise BadRequest(
+            f"'{request.by}' is no task of this model; order by one of {', '.join(instance.tasks)}"
+        )
+    return request.by if request.by is not None else instance.tasks[0]
 
 
 def _split_known(
