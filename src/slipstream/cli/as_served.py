@@ -87,7 +87,7 @@ class HeldOutRequests:
         end = int(store.offsets_U1[user]) + known
         log = slice(end - min(known, MAX_BEHAVIOURS), end)
         history = HistoryMessage(
-            [store.items.id(row) for row in store.items_N[log].tolist()],  # type: ignore[misc]
+            [store.items.id(row) for row in store.items_N[log].tolist()],
             store.timestamps_N[log].tolist(),
             {name: values_N[log].tolist() for name, values_N in store.actions.items()},
         )
