@@ -26,7 +26,7 @@ async def opened_service(tmp_path: Path, **settings: Any) -> AsyncIterator[Insta
         same = current is not None and current.version == version
         return current if same else StandInInstance(tmp_path, **settings)
 
-    service = InstanceService("i-0", open_instance, store, TicketSigner(SECRET), 1.0, ("click",))
+    service = InstanceService("i-0", open_instance, store, TicketSigner(SECRET), 1.0)
     try:
         yield service
     finally:
