@@ -120,6 +120,8 @@ def test_features_of_each_kind_are_written_mapped_and_count_in_the_digest(values
     assert not any(a.flags.writeable for a in arrays if a is not None and a.size)
     assert (feature.offsets_V1 is not None) == (kind == "categories")
     assert (feature.values is not None) == (kind == "number")
+    at = {"category": [2, 0, 1], "categories": [[2, 1], [], [1]], "number": [1.5, None, 2.0]}
+    assert [feature.at(row) for row in range(3)] == at[kind]
 
 
 def test_the_digest_says_which_row_has_which_categories(tmp_path):
