@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from slipstream import serving as serving
     from slipstream import tables as tables
     from slipstream import training as training
+    from slipstream.api import BundleModel as BundleModel
+    from slipstream.api import Evaluation as Evaluation
     from slipstream.api import Run as Run
+    from slipstream.api import load as load
     from slipstream.api import prepare as prepare
     from slipstream.api import train as train
     from slipstream.data.store import SequenceStore as SequenceStore
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BundleModel",
     "Engine",
+    "Evaluation",
     "History",
     "Recipe",
     "Run",
@@ -39,6 +44,7 @@ __all__ = [
     "__version__",
     "data",
     "history",
+    "load",
     "models",
     "ops",
     "pipeline",
@@ -53,14 +59,17 @@ _ROOMS = ("data", "history", "models", "ops", "pipeline", "serving", "tables", "
 _load, _ = exporter(
     __name__,
     {
+        "BundleModel": "api.bundle_model",
+        "Evaluation": "api.trained_run",
         "History": "history.user_history",
         "Engine": "serving.engine.engine",
         "Recipe": "training.recipe",
-        "Run": "api",
+        "Run": "api.trained_run",
         "SequenceStore": "data.store",
         "SlipstreamError": "errors",
-        "prepare": "api",
-        "train": "api",
+        "load": "api.functions",
+        "prepare": "api.functions",
+        "train": "api.functions",
     },
 )
 

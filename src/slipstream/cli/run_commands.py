@@ -150,7 +150,10 @@ def recommend(
 
 def show_recommendation(run: "api.Run", user: str, count: int, history: int) -> None:
     """Print history and recommendations side by side, newest behaviour first."""
-    answer, items = run.recommend(user, count), run.store.items
+    from slipstream.training.recommendation import recommend as recommend_rows
+
+    store, items = run.store, run.store.items
+    answer = recommend_rows(run.recommender, store, store.users.row(user), count)
 
     def label(row: int) -> str:
         return items.title(row) or str(items.id(row))

@@ -1,0 +1,42 @@
+"""The Python face: what `import slipstream as ss` offers for data, training and answers.
+
+Touch this when a function of the face is added. Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from slipstream._lazy import exporter
+
+__all__ = [
+    "BundleModel",
+    "Evaluation",
+    "Predictor",
+    "Run",
+    "load",
+    "open_store",
+    "prepare",
+    "train",
+]
+__getattr__, __dir__ = exporter(
+    __name__,
+    {
+        "BundleModel": "bundle_model",
+        "Evaluation": "trained_run",
+        "Predictor": "predictor",
+        "Run": "trained_run",
+        "load": "functions",
+        "open_store": "functions",
+        "prepare": "functions",
+        "train": "functions",
+    },
+)
+
+if TYPE_CHECKING:
+    from slipstream.api.bundle_model import BundleModel as BundleModel
+    from slipstream.api.functions import load as load
+    from slipstream.api.functions import open_store as open_store
+    from slipstream.api.functions import prepare as prepare
+    from slipstream.api.functions import train as train
+    from slipstream.api.predictor import Predictor as Predictor
+    from slipstream.api.trained_run import Evaluation as Evaluation
+    from slipstream.api.trained_run import Run as Run

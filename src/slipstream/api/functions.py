@@ -1,0 +1,175 @@
+"""The functions of `import slipstream as ss`: prepare, train, load, compare.
+
+    store = ss.prepare("events.csv", user="customer", item="sku", time="when")
+    run = ss.train(store, model={"dim": 32}, epochs=3)
+    ss.load("runs/events").recommend("c/0042")
+
+Touch this when a command and its Python function should do more; the work is in the rooms.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from slipstream.api.arguments import clear_arguments
+from slipstream.api.bundle_model import BundleModel
+from slipstream.api.trained_run import Run
+from slipstream.config import load_recipe
+from slipstream.data.preparation import Choices, Progress
+from slipstream.data.preparation import prepare as prepare_store
+from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError
+from slipstream.files import kind_of_directory
+from slipstream.training.recipe import Recipe
+from slipstream.training.report import write_report
+from slipstream.training.run import train as train_run
+from slipstream.training.telemetry import is_first_rank
+
+DEFAULT_RECIPE = "retrieval-default"
+PathLike = str | os.PathLike[str]
+
+
+def prepare(
+    name: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    **choices: Any,
+) -> SequenceStore:
+    """Prepare a known data set, or a log of your own, as a sequence store.
+
+    The choices are the fields of `data.prepare.Choices`.
+    """
+    chosen = Choices(source=None if source is None else Path(source), **choices)
+    return prepare_store(name, out, chosen, force=force, progress=progress)
+
+
+def open_store(data: PathLike | SequenceStore | None) -> SequenceStore:
+    """Open a store that is given as itself or as its directory."""
+    if isinstance(data, SequenceStore):
+        return data
+    if data is None:
+        raise SlipstreamError(
+            "the recipe names no data; add data=DIR with the directory made by `slipstream data "
+            "prepare`"
+        )
+    return SequenceStore.open(_path("data", data))
+
+
+@clear_arguments()
+def train(
+    what: PathLike | SequenceStore | Recipe | None = None,
+    *overrides: str,
+    recipe: PathLike | Recipe | None = None,
+    data: PathLike | SequenceStore | None = None,
+    out: PathLike | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train a model into `out` (default runs/<name>), resuming what is there.
+
+    `what` is a store, which the recipe `retrieval-default` then fits to, or a recipe: a path, the
+    name of a shipped one, or a `Recipe`, with `data` as its store. Settings change keys of the
+    recipe: `epochs=3`, `model={"dim": 32}` or `model__dim=32`.
+    """
+    recipe, data = _recipe_and_data(what, recipe, data)
+    for text in overrides:
+        if not isinstance(text, str):
+            raise SlipstreamError(
+                f"ss.train takes one store or recipe, then settings by name, but got {text!r}"
+            )
+    chosen = _chosen_recipe(recipe, overrides, settings)
+    store = open_store(data if data is not None else chosen.data)
+    if recipe is None and "name" not in settings:
+        chosen = chosen.model_copy(update={"name": store.directory.resolve().name})
+    place = Path("runs") / chosen.name if out is None else _path("out", out)
+    result = train_run(chosen, store, place, quiet=quiet)
+    if is_first_rank():
+        write_report(result.directory)
+    return Run(result.directory)
+
+
+def _recipe_and_data(
+    what: Any, recipe: Any, data: Any
+) -> tuple[PathLike | Recipe | None, PathLike | SequenceStore | None]:
+    """Tell a store from a recipe; None for the recipe means the default one."""
+    if what is None and recipe is None and data is None:
+        raise SlipstreamError("ss.train needs a store or a recipe; give ss.train(STORE)")
+    is_store = isinstance(what, SequenceStore) or (
+        isinstance(what, str | os.PathLike) and kind_of_directory(Path(what)) == "store"
+    )
+    if is_store:
+        if data is not None:
+            raise SlipstreamError("ss.train got two stores, the first value and data; give one")
+        return recipe, what
+    if what is None:
+        return recipe, data
+    if recipe is not None:
+        raise SlipstreamError("ss.train got two recipes, the first value and recipe; give one")
+    if not isinstance(what, str | os.PathLike | Recipe):
+        raise SlipstreamError(
+            "ss.train takes a store of ss.prepare, a recipe's name or path, or an ss.Recipe, but "
+            f"got a {type(what).__name__}"
+        )
+    return what, data
+
+
+def _chosen_recipe(
+    recipe: PathLike | Recipe | None, overrides: Sequence[str], settings: dict[str, Any]
+) -> Recipe:
+    if not isinstance(recipe, Recipe):
+        path = _path("recipe", DEFAULT_RECIPE if recipe is None else recipe)
+        return load_recipe(Recipe, path, overrides, **_flat(settings))
+    if overrides or settings:
+        raise SlipstreamError(
+            "settings change a recipe file; change the Recipe object itself with model_copy "
+            "instead"
+        )
+    return recipe
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with each section's dict as keys of its own: model={"dim": 8} as model__dim."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        field = Recipe.model_fields.get(name)
+        section = None if field is None else field.annotation
+        nested = isinstance(section, type) and issubclass(section, BaseModel)
+        if nested and isinstance(value, dict):
+            flat |= {f"{name}__{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+@clear_arguments()
+def load(
+    path: PathLike, data: PathLike | SequenceStore | None = None
+) -> Run | BundleModel | SequenceStore:
+    """Open what a directory holds: a run, a bundle or a store.
+
+    `data` is for a bundle: the store whose users it is asked about.
+    """
+    directory = _path("path", path)
+    kind = kind_of_directory(directory)
+    if kind == "bundle":
+        return BundleModel(directory, None if data is None else open_store(data))
+    if data is not None:
+        raise SlipstreamError(f"data is for a bundle, but {directory} is a {kind or 'none'}")
+    if kind == "run":
+        return Run(directory)
+    if kind == "store":
+        return SequenceStore.open(directory)
+    exists = "holds neither a run nor a bundle nor a store" if directory.exists() else "is not there"
+    raise SlipstreamError(f"{directory} {exists}; give a directory of ss.train, export or prepare")
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise SlipstreamError(f"{name} must be a path, got {value!r}")
+    return Path(value)
