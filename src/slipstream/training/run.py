@@ -39,6 +39,7 @@ from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, 
 from slipstream.training.device import find_device
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.ranks import Ranks, joined
 from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
@@ -73,6 +74,7 @@ def train(
     evaluate: Evaluate | None = None,
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
+    own: OwnFunctions = NO_FUNCTIONS,
 ) -> RunResult:
     """Train `recipe` on `store` into `run_dir`, resuming what is there.
 
@@ -85,6 +87,7 @@ def train(
             f"{recipe.model.max_len}; "
             "make the model's at least as long"
         )
+    own.check(recipe)
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate
     if recipe.train.threads is not None:
@@ -98,7 +101,7 @@ def train(
         contextlib.ExitStack() as held,
     ):
         if evaluate is None and recipe.train.evaluate_every:
-            evaluate = functools.partial(default_evaluate, ranks=ranks)
+            evaluate = functools.partial(default_evaluate, ranks=ranks, own=own)
         return _train(
             recipe,
             store,
@@ -110,6 +113,7 @@ def train(
             quiet=quiet,
             dtype=dtype,
             device=device,
+            own=own,
         )
 
 
@@ -125,6 +129,7 @@ def _train(
     quiet: bool,
     dtype: torch.dtype,
     device: torch.device,
+    own: OwnFunctions,
 ) -> RunResult:
     """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
 
@@ -134,12 +139,14 @@ def _train(
         sweep(directory)
         newest = latest(directory / "checkpoints")
         return {
-            "earlier": open_directory(directory, recipe, store),
+            "earlier": open_directory(directory, recipe, store, own),
             "newest": None if newest is None else newest.name,
         }
 
     opened = ranks.on_first_rank(open_for_all)
     recommender = Recommender.build(recipe, store, dtype, ranks, device)
+    if own.loss is not None:
+        recommender.loss_per_token = own.loss_per_token
     held.callback(recommender.tables.close)
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
@@ -240,12 +247,15 @@ def closing_words(status: str, progress: Progress) -> str:
     return f"{status} after {progress.step} steps, {progress.epochs_done} epochs{best}"
 
 
-def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
+def open_directory(
+    directory: Path, recipe: Recipe, store: SequenceStore, own: OwnFunctions = NO_FUNCTIONS
+) -> dict[str, Any]:
     """Prepare the run's directory, new or the same run's; return what run.json will contain."""
     described = {
         "name": recipe.name,
         "trained_digest": trained_digest(recipe),
         "store": {"directory": str(store.directory), "digest": store.meta.get("digest")},
+        **({"functions": own.names} if own.names else {}),
     }
     seconds = 0.0
     if (directory / "run.json").exists():
@@ -260,6 +270,7 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
                 f"{directory} holds a run on other data; choose another directory or remove this "
                 "one"
             )
+        own.check_resumed(directory, earlier)
         seconds = float(earlier.get("seconds", 0.0))
     elif latest(directory / "checkpoints") is not None:
         raise SlipstreamError(
