@@ -106,20 +106,37 @@ def test_a_ranking_window_is_the_behaviours_themselves(store):
 @pytest.mark.parametrize("split", [Split(), Split(2, 3)])
 @pytest.mark.parametrize("size", [{"batch_size": 3}, {"token_budget": 11}])
 def test_evaluation_asks_for_the_held_out_behaviours_only(store, which, split, size):
-    users = []
+    held_out = split.validation if which == "validation" else split.test
+    asked = []
     for batch in evaluation_batches(store, which, max_len=5, holdout=split, **size):
         for user, first, items, _, next_items, _, supervised, _ in windows(batch):
             log, _, _ = log_of(store, user)
-            known = len(log) - (split.test if which == "validation" else 0)
-            held_out = split.validation if which == "validation" else split.test
-            assert items == log[max(0, known - 6) : known - 1] and first == max(0, known - 6)
-            assert next_items == log[first + 1 : known]
-            asked = [place for place, wanted in enumerate(supervised) if wanted]
-            assert [first + place + 1 for place in asked] == list(
-                range(max(known - held_out, first + 1), known)
-            )
-            users.append(user)
-    assert users == [user for user, n in enumerate(LENGTHS) if n > split.held_out]
+            place = first + len(items)
+            assert items == log[max(0, place - 5) : place] and first == max(0, place - 5)
+            assert next_items == log[first + 1 : place + 1]
+            assert supervised == [False] * (len(items) - 1) + [True]
+            asked.append((user, place))
+    ends = {
+        user: n - (split.test if which == "validation" else 0) for user, n in enumerate(LENGTHS)
+    }
+    assert asked == [
+        (user, place)
+        for user, n in enumerate(LENGTHS)
+        if n > split.held_out
+        for place in range(ends[user] - held_out, ends[user])
+    ]
+
+
+def test_an_evaluated_window_begins_where_it_is_told(store):
+    rule = {"start": lambda behaviours: behaviours // 2, "task": "ranking"}
+    for batch in evaluation_batches(store, "test", max_len=5, **rule):
+        for user, first, items, *_ in windows(batch):
+            log, _, _ = log_of(store, user)
+            assert first == len(log) // 2 and items == log[first:]
+
+
+def test_nothing_is_evaluated_where_no_log_can_be_split(store):
+    assert not list(evaluation_batches(store, "test", max_len=5, holdout=Split(1, 1_000)))
 
 
 def test_ranking_evaluation_reads_the_held_out_behaviours_and_judges_only_them(store):

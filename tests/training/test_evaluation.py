@@ -1,6 +1,8 @@
 """Evaluation against a plain definition, on a store small enough to rank by hand."""
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +12,7 @@ import torch
 from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore, write_store
 from slipstream.training import evaluation
+from tests.support.training_fixtures import small_recipe
 
 NUM_ITEMS = 30
 
@@ -46,29 +49,72 @@ class FixedScores:
         raise AssertionError("retrieval asks for no actions")
 
 
+def gains_of(above: int, tied: int, k: int = 5) -> tuple[float, float]:
+    """HR and NDCG at k, the mean over the ways to break the ties."""
+    places = range(above + 1, above + tied + 2)
+    hits = sum(p <= k for p in places) / len(places)
+    return hits, sum(1 / math.log2(p + 1) for p in places if p <= k) / len(places)
+
+
+def popularity_order(store) -> list[int]:
+    """Items by how often they stand before the last two behaviours of each user, ties by row."""
+    logs = [
+        store.items_N[a:b] for a, b in zip(store.offsets_U1, store.offsets_U1[1:], strict=False)
+    ]
+    counts = Counter(item for log in logs for item in log[:-2].tolist())
+    return sorted(range(NUM_ITEMS), key=lambda item: (-counts[item], item))
+
+
+@pytest.mark.parametrize("repeat", ["exclude", "allow"])
 @pytest.mark.parametrize(("which", "held_out"), [("validation", 2), ("test", 1)])
 @pytest.mark.parametrize("max_len", [2, 200])
-def test_full_ranking_equals_the_definition(store, which, held_out, max_len):
-    recommender, hits, gains = FixedScores(), [], []
+def test_full_ranking_equals_the_definition(store, which, held_out, max_len, repeat):
+    recommender, expected, popular, repeats = FixedScores(), [], [], 0
+    order = popularity_order(store)
     for user in range(store.num_users):
-        log = store.items_N[store.offsets_U1[user] : store.offsets_U1[user + 1]]
-        target, seen = log[-held_out], set(log[:-held_out].tolist())
+        log = store.items_N[store.offsets_U1[user] : store.offsets_U1[user + 1]].tolist()
+        target, seen = log[-held_out], set(log[:-held_out])
+        repeats += target in seen
+        excluded = seen if repeat == "exclude" else set()
+        if target in excluded:
+            expected.append((0.0, 0.0))
+            popular.append((0.0, 0.0))
+            continue
         scores = recommender.table[user].tolist()
-        above = sum(
-            scores[i] > scores[target] for i in range(NUM_ITEMS) if i not in seen or i == target
-        )
-        tied = sum(
-            scores[i] == scores[target] for i in range(NUM_ITEMS) if i != target and i not in seen
-        )
-        places = range(above + 1, above + tied + 2)
-        hits.append(sum(p <= 5 for p in places) / len(places))
-        gains.append(sum(1 / math.log2(p + 1) for p in places if p <= 5) / len(places))
-    batches = evaluation_batches(store, which, max_len=max_len, batch_size=5)
-    result = evaluation.evaluate_retrieval(recommender, batches, store)
-    assert result["HR@5"] == pytest.approx(np.mean(hits)) and result["NDCG@5"] == pytest.approx(
-        np.mean(gains)
-    )
+        rivals = [i for i in range(NUM_ITEMS) if i != target and i not in excluded]
+        above = sum(scores[i] > scores[target] for i in rivals)
+        expected.append(gains_of(above, sum(scores[i] == scores[target] for i in rivals)))
+        better = [i for i in order[: order.index(target)] if i not in excluded]
+        popular.append(gains_of(len(better), 0))
+    recipe = small_recipe(sampler={"max_len": max_len}, repeat=repeat)
+    result = evaluation.evaluate(recommender, store, recipe, which)
+    found = [result[name] for name in ("HR@5", "NDCG@5")]
+    assert found == pytest.approx(np.mean(expected, axis=0).tolist())
+    baseline = [result[f"popularity {name}"] for name in ("HR@5", "NDCG@5")]
+    assert baseline == pytest.approx(np.mean(popular, axis=0).tolist())
     assert result["users"] == store.num_users
+    assert result["repeats"] == repeats / store.num_users > 0
+
+
+def test_several_held_out_behaviours_are_each_asked_as_if_it_were_the_next(store):
+    recipe = small_recipe(split={"validation": 0, "test": 2}, sampler={"max_len": 2})
+    result = evaluation.evaluate(FixedScores(), store, recipe, "test")
+    assert result["users"] == 2 * store.num_users
+
+
+def test_the_slices_add_up_to_the_whole(store):
+    done = evaluation.evaluate_in_detail(FixedScores(), store, small_recipe(), "test")
+    for name in ("history length", "target popularity"):
+        rows = [row for row in done.slices if row["by"] == name]
+        assert 2 <= len(rows) <= 4 and sum(row["users"] for row in rows) == store.num_users
+        total = sum(row["users"] * row["HR@10"] for row in rows) / store.num_users
+        assert total == pytest.approx(done.figures["HR@10"])
+        assert all(a["to"] < b["from"] for a, b in itertools.pairwise(rows))
+
+
+def test_a_store_without_held_out_behaviours_has_figures_of_no_user(store):
+    recipe = small_recipe(split={"validation": 1, "test": 100})
+    assert evaluation.evaluate(FixedScores(), store, recipe, "test")["users"] == 0
 
 
 def test_sampled_negatives_exclude_training_items_only(store):

@@ -6,7 +6,7 @@ walk the same order and take the same number of steps. Touch this when batches a
 way; `windows.py` makes them, `loader.py` makes them ahead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -243,21 +243,30 @@ def evaluation_batches(
     token_budget: int | None = None,
     task: Task = "retrieval",
     holdout: Split | None = None,
+    start: Callable[[int], int] | None = None,
 ) -> Iterator[JaggedBatch]:
     """Yield every user that can be split, in store order, up to the end of the wanted part.
 
-    Each has the most recent `max_len` tokens. For retrieval the last token asks for the last held-
-    out behaviour; for ranking the held-out behaviours are tokens themselves.
+    A window begins at `start(n)` of the n behaviours before its end; unless given, it has the most
+    recent `max_len` tokens. For retrieval each held-out behaviour has a window of its own, whose
+    last token asks for it; for ranking the held-out behaviours are tokens themselves.
     """
     if split not in ("validation", "test"):
         raise ValueError(f"split must be 'validation' or 'test', got {split!r}")
     holdout = holdout or Split()
-    lengths_U = store.lengths_U
-    users = holdout.evaluated_users(lengths_U)
-    known = lengths_U[users] - (holdout.test if split == "validation" else 0)
-    asked_from = known - (holdout.validation if split == "validation" else holdout.test)
+    users = holdout.evaluated_users(store.lengths_U)
+    known = store.lengths_U[users] - (holdout.test if split == "validation" else 0)
+    held_out = holdout.validation if split == "validation" else holdout.test
+    if task == "retrieval":
+        users = users.repeat(held_out)
+        known = (known[:, None] - np.arange(held_out)[::-1]).ravel()
+        held_out = 1
+    if not users.size:
+        return
     ends = known - (task == "retrieval")
-    begins = np.maximum(0, ends - max_len)
+    lengths, inverse = np.unique(ends, return_inverse=True)
+    first = start or (lambda behaviours: max(0, behaviours - max_len))
+    begins = np.array([first(int(length)) for length in lengths], dtype=np.int64)[inverse]
     if token_budget is not None:
         starts = _budget_starts(ends - begins, token_budget)
     else:
@@ -265,5 +274,11 @@ def evaluation_batches(
     for begin, end in zip(starts, [*starts[1:], users.size], strict=True):
         part = slice(begin, end)
         yield cut_windows(
-            store, users[part], begins[part], ends[part], known[part], asked_from[part], task
+            store,
+            users[part],
+            begins[part],
+            ends[part],
+            known[part],
+            known[part] - held_out,
+            task,
         )

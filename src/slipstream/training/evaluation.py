@@ -1,28 +1,35 @@
 """Evaluation on held-out behaviours, the same for validation in training and for the final test.
 
-Retrieval ranks the whole catalogue for the user's next behaviour, with everything the user did
-before filtered out. SASRec's sampled protocol (the target among 100 random items) is there for
-comparison with older tables only. Ranking scores the actions on each held-out behaviour given all
-that came before it. Touch this when a protocol changes; the figures themselves are in `metrics.py`.
+Retrieval ranks the whole catalogue for the user's next behaviour, by the recipe's rules `repeat`
+(may seen items be recommended?) and `window` (which behaviours does the model see?): what is
+measured is what is served. SASRec's sampled protocol (the target among 100 random items) is there
+for comparison with older tables only. Ranking scores the actions on each held-out behaviour given
+all that came before it. Touch this when a protocol changes; the figures themselves are in
+`metrics.py`, what is known without a model in `held_out.py`.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 import torch
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore
+from slipstream.history.window import window_start
 from slipstream.ops.counter_random import derive_seed, random_integers
 from slipstream.training import metrics
+from slipstream.training.breakdown import Breakdown
 from slipstream.training.features import labels_TA
+from slipstream.training.held_out import Which, describe_held_out, held_out_behaviours
+from slipstream.training.popularity import BASELINE, action_rates, item_counts
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
+from slipstream.training.seen import seen_pairs
 
-Which = Literal["validation", "test"]
 QUERY_TILE = 1024  # queries scored at once against the whole catalogue
 
 
@@ -34,6 +41,14 @@ class Recommends(Protocol):
     def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The figures of an evaluation, and those of groups of queries (retrieval only)."""
+
+    figures: dict[str, float]
+    slices: list[dict[str, Any]] = field(default_factory=list)
+
+
 def evaluate(
     recommender: Recommends,
     store: SequenceStore,
@@ -42,11 +57,29 @@ def evaluate(
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Compute the metrics of the recipe's task on held-out behaviours; ranks share the batches."""
+    return evaluate_in_detail(recommender, store, recipe, which, ranks).figures
+
+
+def evaluate_in_detail(
+    recommender: Recommends,
+    store: SequenceStore,
+    recipe: Recipe,
+    which: Which,
+    ranks: Ranks = ALONE,
+    *,
+    hide_request_time: bool = False,
+) -> Evaluation:
+    """Compute the metrics of the recipe's task, and of its slices.
+
+    `hide_request_time`: each query looks back from its own last behaviour's time.
+    """
     batches = share_batches(_batches(store, recipe, which), ranks)
     with torch.no_grad():
         if recipe.task == "ranking":
-            return evaluate_ranking(recommender, batches, recipe, ranks)
-        return evaluate_retrieval(recommender, batches, store, ranks)
+            return Evaluation(evaluate_ranking(recommender, batches, store, recipe, which, ranks))
+        if hide_request_time:
+            batches = (without_request_time(batch) for batch in batches)
+        return evaluate_retrieval(recommender, batches, store, recipe, which, ranks)
 
 
 def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[JaggedBatch]:
@@ -74,13 +107,15 @@ def without_users(batch: JaggedBatch) -> JaggedBatch:
 
 
 def _batches(store: SequenceStore, recipe: Recipe, which: Which) -> Iterator[JaggedBatch]:
+    max_len = recipe.sampler.max_len
     return evaluation_batches(
         store,
         which,
-        max_len=recipe.sampler.max_len,
+        max_len=max_len,
         batch_size=256,
         task=recipe.task,
         holdout=recipe.split,
+        start=functools.partial(window_start, max_len=max_len, rule=recipe.window),
     )
 
 
@@ -89,20 +124,16 @@ def evaluate_without_request_time(
 ) -> dict[str, float]:
     """Compute retrieval metrics for queries that do not know the time they are asked at.
 
-    Each query looks back from its own last behaviour's time. The difference shows how much a model
-    with `time_bias: next` gains from the request's time, which models without time never see.
+    The difference shows how much a model with `time_bias: next` gains from the request's time,
+    which models without time never see.
     """
-    hidden = (
-        replace(
-            batch,
-            next_timestamps_T=torch.where(
-                batch.supervised_T, batch.timestamps_T, batch.next_timestamps_T
-            ),
-        )
-        for batch in _batches(store, recipe, which)
-    )
-    with torch.no_grad():
-        return evaluate_retrieval(recommender, hidden, store)
+    return evaluate_in_detail(recommender, store, recipe, which, hide_request_time=True).figures
+
+
+def without_request_time(batch: JaggedBatch) -> JaggedBatch:
+    """Let each query look back from its own last behaviour's time."""
+    hidden_T = torch.where(batch.supervised_T, batch.timestamps_T, batch.next_timestamps_T)
+    return replace(batch, next_timestamps_T=hidden_T)
 
 
 def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,37 +144,36 @@ def supervised_places(batch: JaggedBatch) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.sample_ids_B[segment_S], places_S + 1
 
 
-def seen_mask(store: SequenceStore, users_S: torch.Tensor, known_S: torch.Tensor) -> torch.Tensor:
-    """Return bool [S, N]: the items in the first `known` behaviours of each user's whole log."""
-    mask_SN = torch.zeros(users_S.numel(), store.num_items, dtype=torch.bool)
-    for row, (user, known) in enumerate(zip(users_S.tolist(), known_S.tolist(), strict=True)):
-        start = int(store.offsets_U1[user])
-        mask_SN[row, torch.from_numpy(store.items_N[start : start + known].copy())] = True
-    return mask_SN
-
-
 def evaluate_retrieval(
     recommender: Recommends,
     batches: Iterator[JaggedBatch],
     store: SequenceStore,
+    recipe: Recipe,
+    which: Which,
     ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """Compute HR, NDCG and MRR over the full catalogue, seen items filtered."""
+) -> Evaluation:
+    """Compute HR, NDCG and MRR over the full catalogue, by the recipe's `repeat` rule."""
     found = metrics.RankingMetrics()
+    slices = Breakdown(held_out_behaviours(store, recipe, which), item_counts(store, recipe))
     catalogue_ND = recommender.catalogue_ND()
     for batch in batches:
         queries_SD = recommender.queries_SD(batch)
-        targets_S = batch.next_items_T[batch.supervised_T]
-        users_S, known_S = supervised_places(batch)
-        for tile in torch.arange(targets_S.numel()).split(QUERY_TILE):
+        all_targets_S = batch.next_items_T[batch.supervised_T]
+        all_users_S, all_known_S = supervised_places(batch)
+        for tile in torch.arange(all_targets_S.numel()).split(QUERY_TILE):
+            targets_S, known_S = all_targets_S[tile], all_known_S[tile]
+            seen = None
+            if recipe.repeat == "exclude":
+                seen = seen_pairs(store, all_users_S[tile], known_S)
             scores_SN = queries_SD[tile] @ catalogue_ND.T
-            found.add(
-                *metrics.target_places(
-                    scores_SN, targets_S[tile], seen_mask(store, users_S[tile], known_S[tile])
-                )
-            )
+            places = metrics.target_places(scores_SN, targets_S, seen)
+            found.add(*places)
+            slices.add(known_S, targets_S, *places)
     found.take_over(ranks.sum(found.sums()))
-    return {**found.result(), "users": float(found.count)}
+    figures = {**found.result(), "users": float(found.count)}
+    return Evaluation(
+        figures | describe_held_out(store, recipe, which, ranks), slices.result(ranks)
+    )
 
 
 def sampled_negatives(
@@ -194,40 +224,58 @@ def evaluate_sampled(
                 catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)
             ).squeeze(2)
             target_S = torch.zeros(len(users_S), dtype=torch.int64)
-            found.add(
-                *metrics.target_places(
-                    scores_SC, target_S, torch.zeros_like(scores_SC, dtype=torch.bool)
-                )
-            )
+            found.add(*metrics.target_places(scores_SC, target_S))
     return {**found.result(), "users": float(found.count)}
 
 
 def evaluate_ranking(
-    recommender: Recommends, batches: Iterator[JaggedBatch], recipe: Recipe, ranks: Ranks = ALONE
+    recommender: Recommends,
+    batches: Iterator[JaggedBatch],
+    store: SequenceStore,
+    recipe: Recipe,
+    which: Which,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Compute AUC, GAUC and NE of every task over the held-out behaviours, and their means."""
-    predicted, labels, users = [], [], []
+    """Compute AUC, GAUC and NE of every task over the held-out behaviours, and their means.
+
+    The baseline scores a behaviour by its item's mean label in training; NE has none, because it
+    compares with the base rate by itself.
+    """
+    predicted, labels, users, items = [], [], [], []
     for batch in batches:
         predicted.append(recommender.predict_SA(batch))
         labels.append(labels_TA(recipe, batch, torch.float32)[batch.supervised_T])
         users.append(supervised_places(batch)[0])
-    mine = [torch.cat(predicted), torch.cat(labels), torch.cat(users)]
+        items.append(batch.items_T[batch.supervised_T])
+    mine = [torch.cat(part) if part else torch.empty(0) for part in (predicted, labels)]
+    mine += [
+        torch.cat(part) if part else torch.empty(0, dtype=torch.int64) for part in (users, items)
+    ]
     everyone = [mine] if ranks.everybody is None else ranks.everybody.share(mine)
-    predicted_SA, labels_SA, users_S = (torch.cat(parts) for parts in zip(*everyone, strict=True))
+    predicted_SA, labels_SA, users_S, items_S = (
+        torch.cat(parts) for parts in zip(*everyone, strict=True)
+    )
     result: dict[str, float] = {}
-    for column, task in enumerate(recipe.tasks):
+    rates_NA = action_rates(store, recipe)
+    for column, task in enumerate(recipe.tasks if users_S.numel() else ()):
         scores_S, truth_S = predicted_SA[:, column], labels_SA[:, column]
-        result[f"AUC/{task}"] = metrics.area_under_curve(scores_S, truth_S)
-        result[f"GAUC/{task}"] = metrics.grouped_area_under_curve(scores_S, truth_S, users_S)
-        result[f"NE/{task}"] = metrics.normalised_entropy(scores_S, truth_S)
-    for kind in ("AUC", "GAUC", "NE"):
-        known = [
-            value
-            for name, value in result.items()
-            if name.startswith(f"{kind}/") and value == value
-        ]
-        result[kind] = sum(known) / len(known) if known else float("nan")
+        rates_S = rates_NA[items_S, column]
+        result |= {
+            f"AUC/{task}": metrics.area_under_curve(scores_S, truth_S),
+            f"GAUC/{task}": metrics.grouped_area_under_curve(scores_S, truth_S, users_S),
+            f"NE/{task}": metrics.normalised_entropy(scores_S, truth_S),
+            f"{BASELINE}AUC/{task}": metrics.area_under_curve(rates_S, truth_S),
+            f"{BASELINE}GAUC/{task}": metrics.grouped_area_under_curve(rates_S, truth_S, users_S),
+        }
+    for kind in ("AUC", "GAUC", "NE", f"{BASELINE}AUC", f"{BASELINE}GAUC"):
+        result[kind] = _mean_over_tasks(result, kind)
     defined = {
         name: value for name, value in result.items() if value == value
     }  # a figure with one class only is left out
-    return {**defined, "behaviours": float(users_S.numel())}
+    counted = {"behaviours": float(users_S.numel()), "users": float(users_S.unique().numel())}
+    return defined | counted | describe_held_out(store, recipe, which, ranks)
+
+
+def _mean_over_tasks(figures: dict[str, float], kind: str) -> float:
+    known = [v for name, v in figures.items() if name.startswith(f"{kind}/") and v == v]
+    return sum(known) / len(known) if known else float("nan")

@@ -9,26 +9,30 @@ import math
 
 import torch
 
+from slipstream.training.seen import SeenPairs
+
 KS = (1, 5, 10, 50, 200)
+MISSED = 1 << 40  # the place of a target that cannot be recommended: beyond every k
 
 
 def target_places(
-    scores_SN: torch.Tensor, targets_S: torch.Tensor, excluded_SN: torch.Tensor
+    scores_SN: torch.Tensor, targets_S: torch.Tensor, seen: SeenPairs | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count the allowed items that score above each target, and those that tie (int64 [S] each).
+    """Count the items that score above each target, and those that tie (int64 [S] each).
 
-    `excluded_SN` marks items a query may not be answered with (seen ones); the target itself always
-    counts.
+    `seen` are items a query may not be answered with: they do not compete, and a target among them
+    is `MISSED`. Overwrites their scores.
     """
     if not torch.isfinite(scores_SN).all():
         raise ValueError(
             "scores hold NaN or infinity: the model has diverged, lower the learning rate"
         )
+    if seen is not None:
+        scores_SN[seen.rows_P, seen.items_P] = -torch.inf
     target_S1 = scores_SN.gather(1, targets_S.unsqueeze(1))
-    allowed_SN = ~excluded_SN
-    allowed_SN.scatter_(1, targets_S.unsqueeze(1), False)
-    above_S = ((scores_SN > target_S1) & allowed_SN).sum(1)
-    tied_S = ((scores_SN == target_S1) & allowed_SN).sum(1)
+    missed_S = target_S1.squeeze(1).isneginf()
+    above_S = (scores_SN > target_S1).sum(1).masked_fill(missed_S, MISSED)
+    tied_S = ((scores_SN == target_S1).sum(1) - 1).masked_fill(missed_S, 0)
     return above_S, tied_S
 
 

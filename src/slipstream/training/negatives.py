@@ -132,9 +132,13 @@ def training_counts(
     items_N: np.ndarray, offsets_U1: np.ndarray, num_items: int, train_lengths_U: np.ndarray
 ) -> np.ndarray:
     """Count each item among the first `train_lengths_U` behaviours of each user."""
-    ends_U = offsets_U1[:-1] + train_lengths_U
-    steps = np.zeros(len(items_N) + 1, dtype=np.int64)
-    np.add.at(steps, offsets_U1[:-1], 1)
-    np.add.at(steps, ends_U, -1)
-    in_training_N = np.cumsum(steps[:-1]) > 0
+    in_training_N = training_behaviours(offsets_U1, train_lengths_U)
     return np.bincount(items_N[in_training_N], minlength=num_items)
+
+
+def training_behaviours(offsets_U1: np.ndarray, train_lengths_U: np.ndarray) -> np.ndarray:
+    """Mark the first `train_lengths_U` behaviours of each user (bool, one per behaviour)."""
+    steps = np.zeros(int(offsets_U1[-1]) + 1, dtype=np.int64)
+    np.add.at(steps, offsets_U1[:-1], 1)
+    np.add.at(steps, offsets_U1[:-1] + train_lengths_U, -1)
+    return np.cumsum(steps[:-1]) > 0

@@ -1,19 +1,31 @@
-"""Recommends items to one user: the catalogue's best given the whole log, without what was seen.
+"""What a trained recommender answers: recommendations, scores, vectors, similar items.
 
-Touch this to change what `slipstream recommend` answers.
+Everything is rows of the store's vocabularies; callers translate original ids. Each function takes
+many users at once. A user is asked for at a moment: after the whole log, or after its first `known`
+behaviours, at a request time or at the last behaviour's own time. The recipe's rules `repeat` and
+`window` hold as in evaluation. Touch this to change what `slipstream recommend` answers.
 """
 
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore
 from slipstream.data.windows import cut_windows
+from slipstream.errors import SlipstreamError
+from slipstream.history.user_history import History
+from slipstream.history.window import window_start
 from slipstream.training.recommender import Recommender
+from slipstream.training.seen import SeenPairs, seen_pairs
 
 CANDIDATE_TILE = 2048  # candidates ranked at once
+USER_TILE = 256  # users whose scores of the whole catalogue are held at once
+Rows = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,41 +38,194 @@ class Recommendation:
     history: list[int]
 
 
-def whole_log(recommender: Recommender, store: SequenceStore, user: int) -> JaggedBatch:
-    """Return a user's newest behaviours, held-out ones included; the last asks for the next."""
-    length = np.array([store.lengths_U[user]])
-    begin = np.maximum(0, length - recommender.recipe.sampler.max_len)
+@dataclass(frozen=True)
+class Moments:
+    """Who is asked for and when: rows of users, how many behaviours are known, request times."""
+
+    users_B: np.ndarray
+    known_B: np.ndarray
+    times_B: np.ndarray | None = None
+
+    def tiles(self, size: int) -> Iterator["Moments"]:
+        """Yield `size` of them at a time."""
+        for start in range(0, self.users_B.size, size):
+            part = slice(start, start + size)
+            times_B = None if self.times_B is None else self.times_B[part]
+            yield Moments(self.users_B[part], self.known_B[part], times_B)
+
+
+def moments(
+    store: SequenceStore,
+    users: Rows,
+    known: Rows | None = None,
+    request_times: Rows | None = None,
+) -> Moments:
+    """Check and complete who is asked for; unless given, a user's whole log is known."""
+    users_B = np.asarray(users, dtype=np.int64).reshape(-1)
+    lengths_B = store.lengths_U[users_B]
+    known_B = lengths_B if known is None else np.asarray(known, dtype=np.int64)
+    if (known_B > lengths_B).any():
+        raise ValueError("a log has fewer behaviours than are said to be known")
+    if (known_B < 1).any():
+        raise SlipstreamError(
+            "a user without behaviours cannot be asked for; give a history of at least one"
+        )
+    if request_times is None or not store.meta.get("timed", True):
+        return Moments(users_B, known_B)
+    times_B = np.asarray(request_times, dtype=np.int64)
+    last_B = store.timestamps_N[store.offsets_U1[users_B] + known_B - 1]
+    if (times_B < last_B).any():
+        early = int(np.flatnonzero(times_B < last_B)[0])
+        raise SlipstreamError(
+            f"request time {times_B[early]} is before the user's last behaviour at "
+            f"{last_B[early]}; give the time of the request in seconds"
+        )
+    return Moments(users_B, known_B, times_B)
+
+
+def latest_behaviours(
+    recommender: Recommender, store: SequenceStore, asked: Moments
+) -> JaggedBatch:
+    """Return the window of each user at the moment; its last behaviour asks for the next."""
+    recipe = recommender.recipe
+    starts = [
+        window_start(known, recipe.sampler.max_len, rule=recipe.window)
+        for known in asked.known_B.tolist()
+    ]
     batch = cut_windows(
-        store, np.array([user]), begin, length, length, length, recommender.recipe.task
+        store,
+        asked.users_B,
+        np.array(starts, dtype=np.int64),
+        asked.known_B,
+        asked.known_B,
+        asked.known_B,
+        recipe.task,
     )
-    last_T = torch.zeros(batch.num_tokens, dtype=torch.bool)
-    last_T[-1] = True
-    return replace(batch, supervised_T=last_T)
+    last_B = batch.offsets_B1[1:] - 1
+    supervised_T = torch.zeros(batch.num_tokens, dtype=torch.bool)
+    supervised_T[last_B] = True
+    next_T = batch.next_timestamps_T.clone()
+    if asked.times_B is not None:
+        next_T[last_B] = torch.from_numpy(asked.times_B)
+    return replace(batch, supervised_T=supervised_T, next_timestamps_T=next_T)
 
 
 @torch.no_grad()
 def recommend(
-    recommender: Recommender, store: SequenceStore, user: int, count: int = 10
+    recommender: Recommender,
+    store: SequenceStore,
+    users: Rows,
+    count: int = 10,
+    *,
+    repeat: str | None = None,
+    known: Rows | None = None,
+    request_times: Rows | None = None,
+    allowed_N: np.ndarray | None = None,
+) -> list[Recommendation]:
+    """Return the `count` best items for each user.
+
+    `repeat` overrides the recipe's rule: `exclude` leaves out every item of the known log. Only
+    items that `allowed_N` marks (bool, one per item) are recommended, where it is given.
+    """
+    rule = repeat or recommender.recipe.repeat
+    forbidden_N = None if allowed_N is None else ~torch.from_numpy(np.asarray(allowed_N, bool))
+    answers = []
+    for tile, scores_BN, batch in _catalogue_scores(
+        recommender, store, moments(store, users, known, request_times)
+    ):
+        if rule == "exclude":
+            exclude_(scores_BN, _seen(store, tile))
+        if forbidden_N is not None:
+            scores_BN[:, forbidden_N] = -torch.inf
+        best = scores_BN.topk(min(count, scores_BN.shape[1]))
+        histories = batch.items_T.split(batch.lengths_B.tolist())
+        for row, user in enumerate(tile.users_B.tolist()):
+            kept = int(best.values[row].isneginf().logical_not().sum())
+            answers.append(
+                Recommendation(
+                    user,
+                    best.indices[row, :kept].tolist(),
+                    best.values[row, :kept].tolist(),
+                    histories[row].tolist(),
+                )
+            )
+    return answers
+
+
+def recommend_user(
+    recommender: Recommender, store: SequenceStore, user: int, count: int = 10, **more: object
 ) -> Recommendation:
-    """The `count` best unseen items for a user (a row of the store's user vocabulary)."""
-    batch = whole_log(recommender, store, user)
+    """Return the `count` best items for one user; `more` as `recommend` takes it."""
+    return recommend(recommender, store, [user], count, **more)[0]  # type: ignore[arg-type]
+
+
+def exclude_(scores_BN: torch.Tensor, seen: SeenPairs) -> None:
+    """Take what was seen out of the ranking."""
+    scores_BN[seen.rows_P, seen.items_P] = -torch.inf
+
+
+def _seen(store: SequenceStore, asked: Moments) -> SeenPairs:
+    return seen_pairs(store, torch.from_numpy(asked.users_B), torch.from_numpy(asked.known_B))
+
+
+def _catalogue_scores(
+    recommender: Recommender, store: SequenceStore, asked: Moments
+) -> Iterator[tuple[Moments, torch.Tensor, JaggedBatch]]:
+    """Yield tiles of users with their scores of every item (the first task's, for ranking)."""
     if recommender.recipe.task == "ranking":
-        scores_N = _ranking_scores(recommender, batch)
-    else:
-        scores_N = (recommender.queries_SD(batch) @ recommender.catalogue_ND().T)[0]
-    start, end = int(store.offsets_U1[user]), int(store.offsets_U1[user + 1])
-    scores_N[torch.from_numpy(store.items_N[start:end].copy())] = -torch.inf
-    unseen = int(torch.isfinite(scores_N).sum())
-    best = scores_N.topk(min(count, unseen))
-    return Recommendation(user, best.indices.tolist(), best.values.tolist(), batch.items_T.tolist())
+        every_item = torch.arange(recommender.features.num_items)
+        for tile in asked.tiles(1):
+            batch = latest_behaviours(recommender, store, tile)
+            yield tile, candidate_scores(recommender, batch, every_item)[:, 0].unsqueeze(0), batch
+        return
+    catalogue_ND = recommender.catalogue_ND()
+    for tile in asked.tiles(USER_TILE):
+        batch = latest_behaviours(recommender, store, tile)
+        yield tile, recommender.queries_SD(batch) @ catalogue_ND.T, batch
 
 
-def _ranking_scores(recommender: Recommender, history: JaggedBatch) -> torch.Tensor:
-    """Return the first task's probability for every item, each a candidate after the history."""
+@torch.no_grad()
+def score(
+    recommender: Recommender,
+    store: SequenceStore,
+    users: Rows,
+    items: np.ndarray | Sequence[int],
+    *,
+    known: Rows | None = None,
+    request_times: Rows | None = None,
+) -> dict[str, torch.Tensor]:
+    """Score items for each user: [B, C] by task; `items` are C rows for all, or [B, C].
+
+    A retrieval model has one task, called `score`; a ranking model gives probabilities.
+    """
+    asked = moments(store, users, known, request_times)
+    items_BC = torch.from_numpy(np.asarray(items, dtype=np.int64))
+    items_BC = items_BC.expand(asked.users_B.size, items_BC.shape[-1])
+    parts, start = [], 0
+    ranking = recommender.recipe.task == "ranking"
+    catalogue_ND = None if ranking else recommender.catalogue_ND()
+    for tile in asked.tiles(1 if ranking else USER_TILE):
+        mine_BC = items_BC[start : start + tile.users_B.size]
+        start += tile.users_B.size
+        batch = latest_behaviours(recommender, store, tile)
+        if catalogue_ND is None:
+            parts.append(candidate_scores(recommender, batch, mine_BC[0]).unsqueeze(0))
+        else:
+            queries_BD1 = recommender.queries_SD(batch).unsqueeze(2)
+            parts.append(catalogue_ND[mine_BC] @ queries_BD1)
+    names = tuple(recommender.recipe.tasks) if ranking else ("score",)
+    scores_BCA = torch.cat(parts) if parts else torch.empty(0, items_BC.shape[1], len(names))
+    return {name: scores_BCA[:, :, column] for column, name in enumerate(names)}
+
+
+def candidate_scores(
+    recommender: Recommender, history: JaggedBatch, items_C: torch.Tensor
+) -> torch.Tensor:
+    """Ranking: return every task's probability for items after one user's history [C, A]."""
     parts = []
-    for items in torch.arange(recommender.features.num_items).split(CANDIDATE_TILE):
+    for items in items_C.split(CANDIDATE_TILE):
         count = items.numel()
-        now = history.timestamps_T[-1:].expand(count)
+        now = history.next_timestamps_T[-1:].expand(count)
         batch = replace(
             history,
             offsets_B1=torch.tensor([0, history.num_tokens + count]),
@@ -74,5 +239,93 @@ def _ranking_scores(recommender: Recommender, history: JaggedBatch) -> torch.Ten
                 for name, values in history.actions.items()
             },
         )
-        parts.append(recommender.predict_SA(batch, torch.tensor([count]))[:, 0])
+        parts.append(recommender.predict_SA(batch, torch.tensor([count])))
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def user_vectors(
+    recommender: Recommender,
+    store: SequenceStore,
+    users: Rows,
+    *,
+    known: Rows | None = None,
+    request_times: Rows | None = None,
+) -> torch.Tensor:
+    """Return each user's query [B, D]; its product with `item_vectors` is the score."""
+    if recommender.recipe.task == "ranking":
+        raise SlipstreamError(
+            "a ranking run scores a user and an item together, so it has no vector of a user; use "
+            "score, or a retrieval run"
+        )
+    parts = [
+        recommender.queries_SD(latest_behaviours(recommender, store, tile))
+        for tile in moments(store, users, known, request_times).tiles(USER_TILE)
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, recommender.recipe.model.dim)
+
+
+def item_vectors(recommender: Recommender, items: Rows | None = None) -> torch.Tensor:
+    """Return the embeddings of items [C, D], or of the whole catalogue."""
+    catalogue_ND = recommender.catalogue_ND()
+    return catalogue_ND if items is None else catalogue_ND[np.asarray(items, dtype=np.int64)]
+
+
+def similar_items(
+    recommender: Recommender, items: Rows, count: int = 10
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows and cosines [C, count] of the items nearest to each item, itself left out."""
+    directions_ND = F.normalize(recommender.catalogue_ND(), dim=-1)
+    count = min(count, directions_ND.shape[0] - 1)
+    found = []
+    for rows_C in torch.from_numpy(np.asarray(items, dtype=np.int64)).split(USER_TILE):
+        cosines_CN = directions_ND[rows_C] @ directions_ND.T
+        cosines_CN[torch.arange(rows_C.numel()), rows_C] = -torch.inf
+        found.append(cosines_CN.topk(count))
+    if not found:
+        return torch.empty(0, count, dtype=torch.int64), torch.empty(0, count)
+    return torch.cat([best.indices for best in found]), torch.cat([best.values for best in found])
+
+
+def store_of_histories(
+    store: SequenceStore, histories: Sequence[History], users: Sequence[int | None] = ()
+) -> SequenceStore:
+    """Return a store in memory whose user b has the behaviours `histories[b]`.
+
+    The histories hold rows of the items of `store`, which the new store shares. An absent action
+    counts as 0. User features come from the history, else from row `users[b]` where it is given,
+    else they are unknown.
+    """
+    view = copy.copy(store)
+    view.offsets_U1 = np.cumsum([0, *(len(history) for history in histories)])
+    view.items_N = _joined([history.items for history in histories], np.int64)
+    view.timestamps_N = _joined([history.timestamps for history in histories], np.int64)
+    if not store.meta.get("timed", True):
+        view.timestamps_N = np.zeros_like(view.timestamps_N)
+    view.actions = {
+        name: _joined(
+            [history.actions.get(name, np.zeros(len(history))) for history in histories], np.float32
+        )
+        for name in store.actions
+    }
+    rows = [*users, *([None] * (len(histories) - len(users)))]
+    view.user_features = {
+        name: replace(
+            feature,
+            codes=np.array(
+                [
+                    history.user_features.get(name, 0 if row is None else int(feature.codes[row]))
+                    for history, row in zip(histories, rows, strict=True)
+                ],
+                dtype=np.int64,
+            ),
+        )
+        for name, feature in store.user_features.items()
+        if getattr(feature, "kind", "category") == "category"
+    }
+    return view
+
+
+def _joined(parts: Sequence[object], dtype: type) -> np.ndarray:
+    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
