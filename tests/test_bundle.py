@@ -1,12 +1,14 @@
 """A bundle comes back as it was written; its version is a digest of all that decides a score."""
 
 import json
+import os
 
 import pytest
 import torch
 
 from slipstream.bundle import (
     DESCRIPTION,
+    ITEMS,
     WEIGHTS,
     content_version,
     read_bundle,
@@ -39,7 +41,8 @@ def test_a_bundle_comes_back_as_it_was_written(tmp_path, items):
 
 def test_the_version_follows_what_decides_a_score_and_nothing_else(tmp_path, items):
     def version(recipe=RECIPE, sizes=SIZES, values=None, **figures):
-        return write_bundle(tmp_path / "b", recipe, sizes, values or tensors(), items, **figures)
+        values = tensors() if values is None else values
+        return write_bundle(tmp_path / "b", recipe, sizes, values, items, force=True, **figures)
 
     first = version(step=1)
     assert first == version(step=2, metrics={"HR@10": 0.3}) == version(RECIPE | {"seed": 9})
@@ -48,8 +51,59 @@ def test_the_version_follows_what_decides_a_score_and_nothing_else(tmp_path, ite
         version(sizes={"items": 4}),
         version(values=tensors(2.0)),
         version(values={"model/v": tensors()["model/w"], "tables/item": torch.zeros(4, 3)}),
+        version(RECIPE | {"repeat": "allow"}),
+        version(RECIPE | {"window": "stepped"}),
+        version(RECIPE | {"sampler": {"max_len": 5}}),
+        version(user_labels={"age": ["", "young"]}),
+        version(number_edges={"user.income": [1.5]}),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *others}) == 10
+    same = {"max_len": 5, "batch_size": 9}
+    assert version(RECIPE | {"sampler": same}) == others[6]
+
+
+def test_a_bundle_says_how_it_answers(tmp_path, items):
+    recipe = RECIPE | {"model": {"max_len": 50}}
+    write_bundle(tmp_path / "plain", recipe, SIZES, tensors(), items)
+    ruled = {"repeat": "allow", "window": "latest", "sampler": {"max_len": 20}}
+    write_bundle(tmp_path / "ruled", recipe | ruled, SIZES | {"timed": False}, tensors(), items)
+    bundle = read_bundle(tmp_path / "ruled")
+    assert (bundle.repeat, bundle.window, bundle.max_len) == ("allow", "latest", 20)
+    assert not bundle.timed and read_bundle(tmp_path / "plain").timed
+
+
+def test_a_bundle_of_the_first_format_answers_as_it_did(tmp_path, items):
+    recipe = RECIPE | {"model": {"max_len": 50}, "sampler": {"max_len": 20}}
+    write_bundle(tmp_path / "b", recipe, SIZES, tensors(), items)
+    description = json.loads((tmp_path / "b" / DESCRIPTION).read_text()) | {"format": 1}
+    (tmp_path / "b" / DESCRIPTION).write_text(json.dumps(description))
+    bundle = read_bundle(tmp_path / "b")
+    assert (bundle.repeat, bundle.window, bundle.max_len) == ("exclude", "stepped", 50)
+
+
+def test_others_may_read_a_bundle_as_the_umask_says(tmp_path, items):
+    before = os.umask(0o027)
+    try:
+        write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "b").iterdir()}
+    assert modes == dict.fromkeys((DESCRIPTION, WEIGHTS, ITEMS), 0o640)
+
+
+def test_only_an_older_bundle_is_replaced(tmp_path, items):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "notes.txt").write_text("not ours")
+    with pytest.raises(SlipstreamError, match="left alone"):
+        write_bundle(tmp_path / "theirs", RECIPE, SIZES, tensors(), items, force=True)
+    write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
+    with pytest.raises(SlipstreamError, match="exists already"):
+        write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(2.0), items)
+    with pytest.raises(SlipstreamError, match="its own input"):
+        write_bundle(
+            tmp_path / "b", RECIPE, SIZES, tensors(), items, force=True, inputs=[tmp_path / "b"]
+        )
+    assert (read_bundle(tmp_path / "b").part("model")["w"] == 1).all()
 
 
 def test_versions_are_those_of_bundles_written_before():
@@ -71,5 +125,5 @@ def test_what_is_no_bundle_is_one_sentence(tmp_path, items):
     ):
         read_bundle(tmp_path / "b")
     (tmp_path / "b" / DESCRIPTION).write_text(json.dumps({"format": 99}))
-    with pytest.raises(SlipstreamError, match="not a bundle of format 1; export it again"):
+    with pytest.raises(SlipstreamError, match="not a bundle of format 1 or 2; export it again"):
         read_bundle(tmp_path / "b")

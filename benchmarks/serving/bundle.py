@@ -80,4 +80,4 @@ def random_bundle(
             "item_cardinalities": item_features,
             "user_cardinalities": user_features,
         }
-        return write_bundle(directory, recipe, sizes_told, tensors, path)
+        return write_bundle(directory, recipe, sizes_told, tensors, path, force=True)

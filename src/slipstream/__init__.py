@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipstream import tables as tables
     from slipstream import training as training
     from slipstream.api import BundleModel as BundleModel
-    from slipstream.api import Evaluation as Evaluation
+    from slipstream.api import Figures as Figures
     from slipstream.api import Run as Run
     from slipstream.api import load as load
     from slipstream.api import prepare as prepare
@@ -35,7 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BundleModel",
     "Engine",
-    "Evaluation",
+    "Figures",
     "History",
     "Recipe",
     "Run",
@@ -60,7 +60,7 @@ _load, _ = exporter(
     __name__,
     {
         "BundleModel": "api.bundle_model",
-        "Evaluation": "api.trained_run",
+        "Figures": "api.trained_run",
         "History": "history.user_history",
         "Engine": "serving.engine.engine",
         "Recipe": "training.recipe",

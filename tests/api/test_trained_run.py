@@ -30,6 +30,17 @@ def test_a_run_is_opened_by_a_path_or_a_text(workplace):
     assert run.export(str(workplace / "other")) == Path(workplace / "other")
 
 
+def test_export_refuses_what_it_must_not_replace(workplace):
+    run, out = ss.Run(workplace / "run"), workplace / "twice"
+    for target in (run.directory, run.store.directory):
+        with pytest.raises(SlipstreamError, match="own input|must not replace"):
+            run.export(target, force=True)
+    run.export(out)
+    with pytest.raises(SlipstreamError, match="exists already"):
+        run.export(out)
+    assert run.export(out, force=True) == out
+
+
 def test_a_run_has_its_recipe_store_and_recommender(workplace):
     run = ss.Run(workplace / "run")
     assert run.recipe.model.dim == 8

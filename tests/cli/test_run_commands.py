@@ -74,6 +74,41 @@ def test_export_writes_the_weights_of_the_run_and_prints_their_version(workplace
         assert torch.equal(opened.tensors[f"model/{name}"], value)
 
 
+def snapshot(directory):
+    return {
+        path.relative_to(directory): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("force", ([], ["--force"]))
+@pytest.mark.parametrize("target", ("run", "store", "run/bundle", ".", "theirs", "file"))
+def test_export_destroys_nothing_that_is_not_a_bundle(workplace, capsys, target, force):
+    (workplace / "theirs").mkdir(exist_ok=True)
+    (workplace / "theirs" / "notes.txt").write_text("not ours")
+    (workplace / "file").write_text("not ours")
+    before = snapshot(workplace)
+    words = ["export", str(workplace / "run"), "--out", str(workplace / target), *force]
+    assert run_command(words) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and "give another" in message
+    assert snapshot(workplace) == before
+
+
+def test_export_replaces_an_older_bundle_only_when_told_to(workplace, capsys):
+    target = workplace / "replaced"
+    words = ["export", str(workplace / "run"), "--out", str(target)]
+    target.mkdir()  # an empty directory may be filled
+    assert run_command(words) == 0
+    before = snapshot(target)
+    assert run_command(words) == 1 and "--force to replace this bundle" in capsys.readouterr().err
+    assert snapshot(target) == before
+    (target / "weights.safetensors").write_bytes(b"damaged")
+    assert run_command([*words, "--force"]) == 0
+    assert snapshot(target) == before
+
+
 def test_a_ranking_run_recommends_by_its_first_action(tmp_path, capsys):
     write_log(tmp_path / "log.csv", actions=("click",))
     prepare_store(tmp_path, "--action-columns", "click")

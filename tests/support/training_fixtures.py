@@ -13,7 +13,7 @@ from slipstream.bundle import Bundle
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore, write_store
 from slipstream.training import checkpoint
-from slipstream.training.features import Features
+from slipstream.training.features import FeatureCodes, Features
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.step import StepInputs
@@ -26,10 +26,37 @@ def codes(values: np.ndarray, cardinality: int) -> pa.Array:
     )
 
 
+def code_lists(rows: int, cardinality: int, seed: int) -> pa.Array:
+    """Zero to four codes a row; the first row has none."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 5, rows)
+    lengths[0] = 0
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    values = codes(rng.integers(1, cardinality, int(lengths.sum())), cardinality)
+    return pa.LargeListArray.from_arrays(offsets, values)
+
+
+def numbers(rows: int, seed: int) -> pa.Array:
+    """A number a row; the second row's is not known."""
+    values = np.random.default_rng(seed).lognormal(3, 1, rows).astype(np.float32)
+    values[1] = np.nan
+    return pa.array(values)
+
+
 def small_store(
-    directory: Path, *, users: int = 12, items: int = 15, seed: int = 0, mean_length: int = 8
+    directory: Path,
+    *,
+    users: int = 12,
+    items: int = 15,
+    seed: int = 0,
+    mean_length: int = 8,
+    rich: bool = False,
+    timed: bool = True,
 ) -> SequenceStore:
-    """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last."""
+    """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last.
+
+    A rich store has features of all kinds: colours and price of items, hobbies and income of users.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 2 * mean_length, users)
     lengths[:2] = (1, 2 * mean_length)
@@ -39,7 +66,7 @@ def small_store(
     for place in range(1, total):
         if rng.random() < 0.7:
             log[place] = (log[place - 1] * 3 + 1) % items
-    times = np.sort(rng.integers(0, 10**6, total)).astype(np.int64)
+    times = np.sort(rng.integers(0, 10**6, total)).astype(np.int64) * timed
     actions = {name: (rng.random(total) < 0.4).astype(np.float32) for name in ("click", "like")}
     item_table = pa.table(
         {"id": pa.array(np.arange(items) + 2**62), "feature:genre": codes(np.arange(items) % 4, 4)}
@@ -47,11 +74,24 @@ def small_store(
     user_table = pa.table(
         {"id": pa.array(np.arange(users)), "feature:age": codes(np.arange(users) % 3, 3)}
     )
+    if rich:
+        item_table = item_table.append_column("feature:colours", code_lists(items, 6, seed=1))
+        item_table = item_table.append_column("feature:price", numbers(items, seed=2))
+        user_table = user_table.append_column("feature:hobbies", code_lists(users, 5, seed=3))
+        user_table = user_table.append_column("feature:income", numbers(users, seed=4))
     directory.mkdir(parents=True, exist_ok=True)
+    meta = {} if timed else {"timed": False}
     write_store(
-        directory, offsets, log.astype(np.int64), times, actions, item_table, user_table, {}
+        directory, offsets, log.astype(np.int64), times, actions, item_table, user_table, meta
     )
     return SequenceStore.open(directory)
+
+
+RICH = {
+    "item_features": ["colours", "genre", "price"],
+    "user_features": ["hobbies", "age", "income"],
+    "number_bins": 4,
+}
 
 
 def small_recipe(**changes: Any) -> Recipe:
@@ -90,12 +130,17 @@ def small_recipe(**changes: Any) -> Recipe:
 def recommender_of(bundle: Bundle) -> Recommender:
     """The recommender a bundle was exported from, made from nothing but the bundle."""
     sizes = bundle.description["sizes"]
-    features = Features(
-        sizes["num_items"],
-        bundle.part("codes"),
-        sizes["item_cardinalities"],
-        sizes["user_cardinalities"],
-    )
+    offsets = bundle.part("offsets")
+    items = {
+        name: FeatureCodes(codes, sizes["item_cardinalities"][name], offsets_V1=offsets.get(name))
+        for name, codes in bundle.part("codes").items()
+    }
+    nobody = torch.zeros(1, dtype=torch.int64)
+    users = {
+        name: FeatureCodes(nobody, cardinality)
+        for name, cardinality in sizes["user_cardinalities"].items()
+    }
+    features = Features(sizes["num_items"], items, users)
     recommender = Recommender(Recipe.model_validate(bundle.description["recipe"]), features)
     recommender.model.load_state_dict(bundle.part("model"))
     with torch.no_grad():

@@ -30,7 +30,8 @@ def test_every_feature_has_a_table_and_keys(store):
     recipe = small_recipe(item_features=["genre"], user_features=["age"])
     features, batch = Features.from_store(recipe, store), batch_of(store, recipe)
     assert features.table_sizes() == {"item": 15, "item.genre": 4, "user.age": 3}
-    keys = features.input_keys(batch)
+    keys, offsets = features.input_keys(batch)
+    assert not offsets
     assert torch.equal(keys["item"], batch.items_T)
     assert torch.equal(keys["item.genre"], batch.items_T % 4)
     assert torch.equal(keys["user.age"], batch.sample_ids_B % 3)

@@ -9,7 +9,7 @@ from slipstream._lazy import exporter
 
 __all__ = [
     "BundleModel",
-    "Evaluation",
+    "Figures",
     "Predictor",
     "Run",
     "load",
@@ -21,7 +21,7 @@ __getattr__, __dir__ = exporter(
     __name__,
     {
         "BundleModel": "bundle_model",
-        "Evaluation": "trained_run",
+        "Figures": "trained_run",
         "Predictor": "predictor",
         "Run": "trained_run",
         "load": "functions",
@@ -38,5 +38,5 @@ if TYPE_CHECKING:
     from slipstream.api.functions import prepare as prepare
     from slipstream.api.functions import train as train
     from slipstream.api.predictor import Predictor as Predictor
-    from slipstream.api.trained_run import Evaluation as Evaluation
+    from slipstream.api.trained_run import Figures as Figures
     from slipstream.api.trained_run import Run as Run

@@ -14,11 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from slipstream.display import card
-from slipstream.api.predictor import AnswerRules, Predictor
-from slipstream.bundle import read_bundle
+from slipstream.api.predictor import Predictor
+from slipstream.bundle import Bundle, read_bundle
 from slipstream.data.store import SequenceStore, Vocabulary
 from slipstream.errors import SlipstreamError
-from slipstream.serving.engine.engine import Engine
 
 
 class BundleModel(Predictor):
@@ -35,9 +34,9 @@ class BundleModel(Predictor):
             data if isinstance(data, SequenceStore) or data is None else SequenceStore.open(data)
         )
 
-    @cached_property
-    def engine(self) -> Engine:
-        return Engine(self._bundle)
+    @property
+    def bundle(self) -> Bundle:
+        return self._bundle
 
     @property
     def data(self) -> SequenceStore | None:
@@ -56,22 +55,18 @@ class BundleModel(Predictor):
                 f"the item vocabulary {path} cannot be read ({error}); export the bundle again"
             ) from error
 
-    @cached_property
-    def rules(self) -> AnswerRules:
-        return AnswerRules.of(self._bundle.description["recipe"])
-
     @property
     def version(self) -> str:
         """The digest of everything that decides a score."""
         return self._bundle.version
 
     def _facts(self) -> dict[str, object]:
-        recipe = self._bundle.description["recipe"]
+        recipe = self._bundle.recipe
         return {
             "model": f"{recipe['model']['kind']}, width {recipe['model']['dim']}",
             "task": recipe["task"],
             "items": self._bundle.description["sizes"]["num_items"],
-            "repeat": self.rules.repeat,
+            "repeat": self._bundle.repeat,
             "version": self.version,
         }
 

@@ -9,8 +9,8 @@ Original ids in and out, always; tables are Polars frames. Touch this to answer 
 """
 
 import abc
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 
 from slipstream.api.arguments import clear_arguments, ids_of, is_id, one_of, whole_number
 from slipstream.api.questions import Question, questions
+from slipstream.bundle import Bundle
 from slipstream.data.store import SequenceStore, Vocabulary
 from slipstream.errors import SlipstreamError
 from slipstream.history.window import window_start
@@ -33,32 +34,13 @@ Filter = Callable[[Any], bool] | Collection[Any]
 COUNT = {"count": "did you mean 'k'?", "n": "did you mean 'k'?", "top_k": "did you mean 'k'?"}
 
 
-@dataclass(frozen=True)
-class AnswerRules:
-    """What a recipe says about answers; a bundle of an earlier version lacks the keys."""
-
-    repeat: str
-    window: Literal["latest", "stepped"]
-    max_len: int
-
-    @classmethod
-    def of(cls, recipe: Mapping[str, Any]) -> "AnswerRules":
-        """Read the rules of a run's or a bundle's recipe."""
-        section = recipe["sampler" if "window" in recipe else "model"]
-        return cls(
-            recipe.get("repeat", "exclude"),
-            recipe.get("window", "stepped"),
-            int(section["max_len"]),
-        )
-
-
 class Predictor(abc.ABC):
     """A trained model that answers for users of its store, or for histories given by hand."""
 
     @property
     @abc.abstractmethod
-    def engine(self) -> Engine:
-        """The engine that computes the answers."""
+    def bundle(self) -> Bundle:
+        """The weights and rules that answer, as serving opens them."""
 
     @property
     @abc.abstractmethod
@@ -70,10 +52,10 @@ class Predictor(abc.ABC):
     def items(self) -> Vocabulary:
         """The catalogue: original ids and titles."""
 
-    @property
-    @abc.abstractmethod
-    def rules(self) -> AnswerRules:
-        """Which behaviours the model sees, and whether seen items are recommended."""
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that computes the answers."""
+        return Engine(self.bundle)
 
     @clear_arguments(COUNT | {"user": "did you mean 'users'?", "history": "use 'histories'"})
     def recommend(
@@ -96,7 +78,7 @@ class Predictor(abc.ABC):
         replaces the model's rule about items the user has seen. `request_time` is in seconds.
         """
         k, allowed_N = whole_number("k", k, least=1), self._allowed_N(filter, exclude)
-        rule = self.rules.repeat if repeat is None else one_of("repeat", repeat, _REPEAT)
+        rule = self.bundle.repeat if repeat is None else one_of("repeat", repeat, _REPEAT)
         owners: list[ItemId] = []
         ranks: list[int] = []
         rows: list[int] = []
@@ -202,8 +184,8 @@ class Predictor(abc.ABC):
             yield part, [self.engine.encode(question.history) for question in part]
 
     def _window(self, encoded: EncodedHistory) -> EncodedHistory:
-        rules = self.rules
-        return encoded.part(window_start(len(encoded), rules.max_len, rule=rules.window))
+        bundle = self.bundle
+        return encoded.part(window_start(len(encoded), bundle.max_len, rule=bundle.window))
 
     def _query_vectors_BD(
         self, encoded: list[EncodedHistory], request_time: int | None

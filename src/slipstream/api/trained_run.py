@@ -16,12 +16,12 @@ from typing import Any, Literal
 import polars as pl
 
 from slipstream.api.arguments import clear_arguments, one_of
-from slipstream.api.predictor import AnswerRules, Predictor, Repeat
+from slipstream.api.predictor import Predictor
+from slipstream.bundle import Bundle
 from slipstream.data.store import SequenceStore, Vocabulary
 from slipstream.display import card, shown
 from slipstream.errors import SlipstreamError
 from slipstream.files import check_output, kind_of_directory, read_json, write_json
-from slipstream.serving.engine.engine import Engine
 from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import bundle_in_memory, export_recommender
 from slipstream.training.recipe import Recipe
@@ -38,7 +38,7 @@ PROTOCOLS: dict[str, Evaluate] = {
 }
 
 
-class Evaluation(dict[str, float]):
+class Figures(dict[str, float]):
     """The figures of an evaluation, a dict by name; `frame` has them as a table."""
 
     def __init__(self, figures: dict[str, float], title: str = "evaluation") -> None:
@@ -99,8 +99,8 @@ class Run(Predictor):
         return self._opened[2]
 
     @cached_property
-    def engine(self) -> Engine:
-        return Engine(bundle_in_memory(self.recommender, self.store))
+    def bundle(self) -> Bundle:
+        return bundle_in_memory(self.recommender, self.store)
 
     @property
     def data(self) -> SequenceStore:
@@ -109,10 +109,6 @@ class Run(Predictor):
     @property
     def items(self) -> Vocabulary:
         return self.store.items
-
-    @cached_property
-    def rules(self) -> AnswerRules:
-        return AnswerRules.of(self.recipe.model_dump(mode="json"))
 
     @property
     def note(self) -> dict[str, Any]:
@@ -135,7 +131,7 @@ class Run(Predictor):
         split: Literal["validation", "test"] = "test",
         *,
         protocol: Literal["full", "sampled", "no_request_time"] = "full",
-    ) -> Evaluation:
+    ) -> Figures:
         """Compute metrics on a held-out split and write them to run.json.
 
         Two more protocols compare retrieval runs: `sampled` is SASRec's old one, `no_request_time`
@@ -152,7 +148,7 @@ class Run(Predictor):
         name = split if protocol == "full" else f"{split}_{protocol}"
         write_json(self.directory / "run.json", self.note | {name: figures})
         self.report()
-        return Evaluation(figures, f"{self.directory.name}: {name.replace('_', ', ', 1)}")
+        return Figures(figures, f"{self.directory.name}: {name.replace('_', ', ', 1)}")
 
     @clear_arguments({"directory": "did you mean 'out'?", "path": "did you mean 'out'?"})
     def export(self, out: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -160,10 +156,12 @@ class Run(Predictor):
 
         What is at `out` is replaced only with `force`, and only if it is a bundle.
         """
-        check_output(out, "bundle", force=force, inputs=[self.directory, self.store.directory])
-        note = self.note
+        check_output(out, "bundle", force=force, inputs=[self.directory])
+        note, inputs = self.note, [self.directory]
         figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
-        export_recommender(self.recommender, self.store, out, **figures)
+        export_recommender(
+            self.recommender, self.store, out, force=force, inputs=inputs, **figures
+        )
         return Path(out)
 
     @clear_arguments()

@@ -42,7 +42,7 @@ def demo(
     console.rule("evaluate")
     show_metrics(run.evaluate("test"), "Test item, whole catalogue ranked, seen items filtered")
     console.rule("export")
-    bundle = run.export(out / "bundle")
+    bundle = run.export(out / "bundle", force=True)
     console.print(
         f"bundle {bundle}, version {bundle_version(bundle)}; report {run.directory / 'report.html'}"
     )

@@ -176,6 +176,9 @@ def export(
     out: Annotated[
         Path, typer.Option(help="Directory of the bundle to write.", show_default=False)
     ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an older bundle; nothing else is replaced.")
+    ] = False,
 ) -> None:
     """Write a run's best weights as a bundle, which serving opens.
 
@@ -183,7 +186,7 @@ def export(
     """
     from slipstream import api
 
-    bundle = api.Run(run).export(out)
+    bundle = api.Run(run).export(out, force=force)
     console.print(f"bundle {bundle} written, version {bundle_version(bundle)}")
 
 

@@ -18,7 +18,7 @@ class JaggedBatch:
     token whose *next* item is predicted, for ranking one whose *own* actions are.
     """
 
-    sample_ids_B: torch.Tensor  # int64, row of the user in the store
+    sample_ids_B: torch.Tensor  # int64, row of the user in the store; -1: not there
     first_positions_B: torch.Tensor  # int64, place of the first behaviour in the user's whole log
     offsets_B1: torch.Tensor  # int64, 0 … T
     items_T: torch.Tensor  # int64, rows of the item vocabulary

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -34,11 +34,19 @@ ACTION, FEATURE = "action:", "feature:"
 
 @dataclass(frozen=True)
 class Feature:
-    """A categorical column of a vocabulary: code 0 is "unknown", labels ascend from code 1."""
+    """A column of a vocabulary: code 0 is "unknown", labels ascend from code 1.
 
-    codes: np.ndarray  # int64, one per row of the vocabulary
-    cardinality: int  # number of codes, 0 included
-    labels: pa.Array  # text of every code
+    A row has one category, several categories, or a number.
+    """
+
+    codes: np.ndarray  # int64: category: one per row; categories: all values, row after row
+    cardinality: int  # number of codes, 0 included; 0 for a number
+    labels: pa.Array  # text of every code; none for a number
+    kind: Literal["category", "categories", "number"] = "category"
+    offsets_V1: np.ndarray | None = (
+        None  # categories: row r has codes[offsets_V1[r]:offsets_V1[r+1]]
+    )
+    values: np.ndarray | None = None  # number: float32, one per row; NaN: unknown
 
 
 class Vocabulary:
@@ -188,14 +196,23 @@ def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str,
     features = {}
     for name in names:
         if name.startswith(FEATURE):
-            column = batch.column(name)
-            codes = column.indices.to_numpy(zero_copy_only=True)
-            features[name.removeprefix(FEATURE)] = Feature(
-                codes, len(column.dictionary), column.dictionary
-            )
+            features[name.removeprefix(FEATURE)] = _feature(batch.column(name))
     return Vocabulary(
         batch.column("id"), batch.column("title") if "title" in names else None, noun
     ), features
+
+
+def _feature(column: pa.Array) -> Feature:
+    if pa.types.is_floating(column.type):
+        values = column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        return Feature(np.empty(0, np.int64), 0, pa.array([], pa.string()), "number", values=values)
+    if pa.types.is_large_list(column.type):
+        each, offsets_V1 = column.values, column.offsets.to_numpy(zero_copy_only=True)
+        codes = each.indices.to_numpy(zero_copy_only=True)
+        labels = each.dictionary
+        return Feature(codes, len(labels), labels, "categories", offsets_V1=offsets_V1)
+    codes = column.indices.to_numpy(zero_copy_only=True)
+    return Feature(codes, len(column.dictionary), column.dictionary)
 
 
 def write_store(
@@ -270,8 +287,11 @@ def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
         if pa.types.is_dictionary(chunk.type):
             yield from _array_bytes(chunk.indices.to_numpy())
             yield from _column_bytes(pa.chunked_array([chunk.dictionary]))
-        elif pa.types.is_integer(chunk.type):
-            yield from _array_bytes(chunk.to_numpy())
+        elif pa.types.is_large_list(chunk.type):
+            yield from _array_bytes(chunk.offsets.to_numpy())
+            yield from _column_bytes(pa.chunked_array([chunk.values]))
+        elif pa.types.is_integer(chunk.type) or pa.types.is_floating(chunk.type):
+            yield from _array_bytes(chunk.to_numpy(zero_copy_only=False))
         else:
             lengths = pa.compute.binary_length(chunk).cast(pa.int64()).fill_null(-1)
             yield from _array_bytes(lengths.to_numpy())

@@ -84,6 +84,8 @@ def cut_windows(
         supervised_T=tensor(supervised_T),
         actions={name: tensor(values_N[source_T]) for name, values_N in store.actions.items()},
         user_features={
-            name: tensor(feature.codes[users_B]) for name, feature in store.user_features.items()
+            name: tensor(feature.codes[users_B])
+            for name, feature in store.user_features.items()
+            if feature.kind == "category"
         },
     )

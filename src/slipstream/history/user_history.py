@@ -12,15 +12,15 @@ class History:
     """Behaviours `[first, total)` of a user, oldest first, in the caller's own terms.
 
     `items` are original ids and `timestamps` whole numbers; `actions` holds one column per action,
-    `user_features` the codes of the user features a bundle was trained with (an absent one counts
-    as not known). Messages and stores give numpy arrays (int64, and float32 for actions); the
+    `user_features` the values of the user features a bundle was trained with: a label or a code, a
+    list of them, or a number (an absent one counts as not known). Messages and stores give numpy arrays (int64, and float32 for actions); the
     engine also takes lists and checks them.
     """
 
     items: Any
     timestamps: Any
     actions: Mapping[str, Any] = field(default_factory=dict)
-    user_features: Mapping[str, int] = field(default_factory=dict)
+    user_features: Mapping[str, Any] = field(default_factory=dict)
     first: int = 0  # the number of the oldest behaviour, counted from the first one ever stored
 
     def __len__(self) -> int:

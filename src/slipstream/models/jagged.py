@@ -40,3 +40,23 @@ def leading_tokens(offsets_B1: torch.Tensor, keep_B: torch.Tensor) -> torch.Tens
     """Rows of the first `keep_B[b]` tokens of every sequence, in order."""
     sequence_T, place_T = sequence_and_place(offsets_B1)
     return torch.nonzero(place_T < keep_B[sequence_T]).squeeze(1)
+
+
+def take_segments(
+    values_V: torch.Tensor, offsets_N1: torch.Tensor, rows_T: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of some rows of a jagged column, end to end, and the offsets of these [T + 1]."""
+    starts_T = offsets_N1[rows_T]
+    offsets_T1 = offsets_from_lengths(offsets_N1[rows_T + 1] - starts_T)
+    segment_S, place_S = sequence_and_place(offsets_T1)
+    return values_V[starts_T[segment_S] + place_S], offsets_T1
+
+
+def segment_mean(x_SD: torch.Tensor, offsets_T1: torch.Tensor) -> torch.Tensor:
+    """[T, D]: the mean of each segment's rows; no segment may be empty."""
+    lengths_T = offsets_T1.diff()
+    segment_S = torch.arange(lengths_T.numel(), device=lengths_T.device).repeat_interleave(
+        lengths_T
+    )
+    sums_TD = x_SD.new_zeros(lengths_T.numel(), x_SD.shape[1]).index_add(0, segment_S, x_SD)
+    return sums_TD / lengths_T.unsqueeze(1)

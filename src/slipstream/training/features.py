@@ -1,33 +1,87 @@
-"""The keys of a batch: which row of which table each behaviour and user reads.
+"""The keys of a batch: which rows of which table each behaviour and user reads.
 
 Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` holds
-all a model must know of the data it was built for (sizes, codes of item features), so it can be
-made from a store or from an exported bundle. Touch this when a model gets another kind of feature.
+all a model must know of the data it was built for (sizes, codes, edges of numbers), so it can be
+made from a store or from an exported bundle. A feature is one category, several categories (whose
+rows are averaged), or a number (binned, then one category). Touch this when a model gets another
+kind of feature.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from slipstream.data.batch import JaggedBatch
-from slipstream.data.store import SequenceStore
+from slipstream.data.store import Feature, SequenceStore
 from slipstream.errors import SlipstreamError, did_you_mean
+from slipstream.models.jagged import offsets_from_lengths, take_segments
+from slipstream.models.number_bins import bin_count, bin_numbers, quantile_edges
+from slipstream.training.negatives import training_counts
 from slipstream.training.recipe import Recipe
 
 ITEM = "item"
 
 
 @dataclass(frozen=True)
+class FeatureCodes:
+    """The codes of one feature for every row of a vocabulary, and what they mean."""
+
+    codes: torch.Tensor  # int64: one per row; with offsets, all values of all rows
+    cardinality: int  # number of codes, 0 ("unknown") included
+    kind: Literal["category", "categories", "number"] = "category"
+    offsets_V1: torch.Tensor | None = None  # categories: where each row's values begin
+    edges: tuple[float, ...] = ()  # number: between its bins
+
+    @classmethod
+    def of(cls, feature: Feature, trained_V: np.ndarray, bins: int) -> "FeatureCodes":
+        """Encode a store's column; the bins of numbers come from the rows that train."""
+        if feature.kind == "number":
+            assert feature.values is not None
+            edges = quantile_edges(feature.values[trained_V], bins)
+            codes = torch.from_numpy(bin_numbers(feature.values, edges))
+            return cls(codes, bin_count(edges), "number", edges=tuple(edges))
+        codes = torch.tensor(feature.codes, dtype=torch.int64)
+        if feature.kind == "category":
+            return cls(codes, feature.cardinality)
+        codes, offsets_V1 = _fill_empty_rows(codes, torch.tensor(feature.offsets_V1))
+        return cls(codes, feature.cardinality, "categories", offsets_V1)
+
+    def take(self, rows_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the codes of some rows; with several a row, also where each one's begin."""
+        if self.offsets_V1 is None:
+            return self.codes[rows_T], None
+        return take_segments(self.codes, self.offsets_V1, rows_T)
+
+    def with_unknown(self) -> "FeatureCodes":
+        """Return these codes with one more row at the end, of which nothing is known."""
+        codes, offsets_V1 = torch.cat([self.codes, self.codes.new_zeros(1)]), self.offsets_V1
+        if offsets_V1 is not None:
+            offsets_V1 = torch.cat([offsets_V1, offsets_V1[-1:] + 1])
+        return replace(self, codes=codes, offsets_V1=offsets_V1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the vocabulary."""
+        return len(self.codes) if self.offsets_V1 is None else len(self.offsets_V1) - 1
+
+
+class InputKeys(NamedTuple):
+    """The keys that behaviours and users read, by table; offsets only where one reads several."""
+
+    keys: dict[str, torch.Tensor]
+    offsets: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Features:
-    """Sizes of the tables and codes of the items' categorical columns."""
+    """Sizes of the tables, and the codes of items and users by feature."""
 
     num_items: int
-    item_codes: dict[str, torch.Tensor] = field(
-        default_factory=dict
-    )  # feature -> int64 [num_items]
-    item_cardinalities: dict[str, int] = field(default_factory=dict)
-    user_cardinalities: dict[str, int] = field(default_factory=dict)
+    item_features: dict[str, FeatureCodes] = field(default_factory=dict)
+    user_features: dict[str, FeatureCodes] = field(default_factory=dict)  # and one unknown user
 
     @classmethod
     def from_store(cls, recipe: Recipe, store: SequenceStore) -> "Features":
@@ -40,36 +94,65 @@ class Features:
                 f"training needs at least two different items, but {store.directory} holds "
                 f"{store.num_items}"
             )
+        items = {name: store.item_features[name] for name in recipe.item_features}
+        users = {name: store.user_features[name] for name in recipe.user_features}
+        lengths_U = recipe.split.train_lengths(store.lengths_U)
+        trained_N = np.zeros(0, dtype=bool)
+        if any(feature.kind == "number" for feature in items.values()):
+            counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, lengths_U)
+            trained_N = counts_N > 0
+        bins = recipe.number_bins
         return cls(
             store.num_items,
+            {name: FeatureCodes.of(each, trained_N, bins) for name, each in items.items()},
             {
-                name: torch.tensor(store.item_features[name].codes, dtype=torch.int64)
-                for name in recipe.item_features
+                name: FeatureCodes.of(each, lengths_U > 0, bins).with_unknown()
+                for name, each in users.items()
             },
-            {name: store.item_features[name].cardinality for name in recipe.item_features},
-            {name: store.user_features[name].cardinality for name in recipe.user_features},
         )
+
+    def by_table(self) -> dict[str, FeatureCodes]:
+        """Return every feature by the name of its table."""
+        items = {f"item.{name}": each for name, each in self.item_features.items()}
+        return items | {f"user.{name}": each for name, each in self.user_features.items()}
 
     def table_sizes(self) -> dict[str, int]:
         """Return the rows of each table, by the table's name."""
-        sizes = {ITEM: self.num_items}
-        sizes |= {
-            f"item.{name}": cardinality for name, cardinality in self.item_cardinalities.items()
-        }
-        return sizes | {
-            f"user.{name}": cardinality for name, cardinality in self.user_cardinalities.items()
+        return {ITEM: self.num_items} | {
+            table: each.cardinality for table, each in self.by_table().items()
         }
 
-    def input_keys(self, batch: JaggedBatch) -> dict[str, torch.Tensor]:
-        """Return the key each behaviour (or user) of the batch reads from each table."""
-        keys = {ITEM: batch.items_T}
-        keys |= {
-            f"item.{name}": codes_N[batch.items_T] for name, codes_N in self.item_codes.items()
-        }
-        return keys | {
-            f"user.{name}": batch.user_features[name].to(torch.int64)
-            for name in self.user_cardinalities
-        }
+    def input_keys(self, batch: JaggedBatch) -> InputKeys:
+        """Return the keys each behaviour (or user) of the batch reads from each table."""
+        found = InputKeys({ITEM: batch.items_T}, {})
+        for name, each in self.item_features.items():
+            _add(found, f"item.{name}", each.take(batch.items_T))
+        for name, each in self.user_features.items():
+            given_B = batch.user_features.get(name) if each.offsets_V1 is None else None
+            if given_B is not None:
+                _add(found, f"user.{name}", (given_B.to(torch.int64), None))
+            else:  # user -1, whom the store does not know, is the last row
+                _add(found, f"user.{name}", each.take(batch.sample_ids_B.remainder(each.rows)))
+        return found
+
+
+def _add(found: InputKeys, table: str, taken: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    found.keys[table], offsets = taken
+    if offsets is not None:
+        found.offsets[table] = offsets
+
+
+def _fill_empty_rows(
+    codes: torch.Tensor, offsets_V1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give every row without a value the code 0, "unknown"."""
+    lengths_V = offsets_V1.diff()
+    filled_V1 = offsets_from_lengths(lengths_V.clamp(min=1))
+    filled = torch.zeros(int(filled_V1[-1]), dtype=torch.int64)
+    moved_V = filled_V1[:-1] - offsets_V1[:-1]
+    first, last = int(offsets_V1[0]), int(offsets_V1[-1])
+    filled[torch.arange(first, last) + moved_V.repeat_interleave(lengths_V)] = codes[first:last]
+    return filled, filled_V1
 
 
 def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.Tensor:

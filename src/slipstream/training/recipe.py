@@ -365,10 +365,21 @@ class Recipe(Section):
         "usable between requests. Validation, evaluate, recommend and serving follow it",
     )
     item_features: tuple[str, ...] = Field(
-        (), description="categorical item columns that join the item's token"
+        (),
+        description="item columns of the store that join the item's token: categories, several "
+        "categories a row (averaged), or numbers (binned)",
     )
     user_features: tuple[str, ...] = Field(
-        (), description="categorical user columns that lead the sequence as tokens"
+        (),
+        description="user columns of the store that lead the sequence, a token each; kinds as for "
+        "items",
+    )
+    number_bins: int = Field(
+        16,
+        ge=2,
+        le=4096,
+        description="bins of a numeric feature, each with about as many of the items (users) that "
+        "occur in the training part",
     )
     loss: LossConfig = Field(default_factory=_all_defaults(LossConfig), description="the objective")
     optimizer: OptimizerConfig = Field(
@@ -428,6 +439,7 @@ def trained_digest(recipe: Recipe) -> str:
     for key in ("repeat", "window"):  # younger than the digest: the default adds nothing to it
         if content[key] == Recipe.model_fields[key].default:
             content.pop(key)
+    _leave_out_default_bins(content)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -436,8 +448,14 @@ def network_digest(recipe: Recipe) -> str:
 
     A checkpoint fits a recipe whose network digest is the same.
     """
-    content = recipe.model_dump(
-        mode="json", include={"task", "tasks", "model", "item_features", "user_features"}
-    )
+    parts = {"task", "tasks", "model", "item_features", "user_features", "number_bins"}
+    content = recipe.model_dump(mode="json", include=parts)
+    _leave_out_default_bins(content)
     content["rule"] = recipe.tables.optimizer  # the name it had when digests began
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _leave_out_default_bins(content: dict[str, Any]) -> None:
+    """Keep the digests that recipes had before numbers could be features."""
+    if content["number_bins"] == Recipe.model_fields["number_bins"].default:
+        content.pop("number_bins")

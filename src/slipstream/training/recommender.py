@@ -120,12 +120,12 @@ class Recommender:
 
     def plan_step(self, batch: JaggedBatch, step: int) -> StepPlan:
         """Plan a training step: the keys of history, features, targets and negatives, and seeds."""
-        input_keys = self.features.input_keys(batch)
+        input_keys, offsets = self.features.input_keys(batch)
         keys = {name: TableKeys(keys) for name, keys in input_keys.items()}
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return StepPlan(batch, keys, supervised_S, dropout_seed)
+            return StepPlan(batch, keys, supervised_S, dropout_seed, input_offsets=offsets)
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
         drawn = plan_negatives(
             self.recipe.loss,
@@ -143,7 +143,7 @@ class Recommender:
             negatives=negatives if self.fetch is None else None,
         )
         return StepPlan(
-            batch, keys, drawn.supervised_S, dropout_seed, drawn.negatives, drawn.groups
+            batch, keys, drawn.supervised_S, dropout_seed, drawn.negatives, drawn.groups, offsets
         )
 
     def read(self, plan: StepPlan) -> StepInputs:
@@ -236,10 +236,10 @@ class Recommender:
 
     def _read_inputs(self, batch: JaggedBatch) -> StepInputs:
         """Read the rows of the history and the features only."""
-        keys = {name: TableKeys(keys) for name, keys in self.features.input_keys(batch).items()}
-        return self.on_device(
-            self.read(StepPlan(batch, keys, batch.supervised_T.nonzero().squeeze(1)))
-        )
+        input_keys, offsets = self.features.input_keys(batch)
+        keys = {name: TableKeys(keys) for name, keys in input_keys.items()}
+        supervised_S = batch.supervised_T.nonzero().squeeze(1)
+        return self.on_device(self.read(StepPlan(batch, keys, supervised_S, input_offsets=offsets)))
 
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
         return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND

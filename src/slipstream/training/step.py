@@ -12,11 +12,12 @@ schedules make it too.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
 from slipstream.data.batch import JaggedBatch
+from slipstream.models.jagged import segment_mean
 from slipstream.ops.grouped_types import TokenGroups
 from slipstream.ops.rows import take_rows
 from slipstream.tables.exchange import Lookup, Lookups
@@ -27,7 +28,7 @@ from slipstream.training.negative_fetch import SegmentedStep
 class TableKeys:
     """The keys one step reads from one table, by purpose; or, after reading, the rows' places."""
 
-    inputs: torch.Tensor  # of the history: one per behaviour, or per user
+    inputs: torch.Tensor  # of the history: one or several per behaviour, or per user
     targets: torch.Tensor | None = None  # [S], the items the loss asks for
     negatives: torch.Tensor | None = None  # [S, R], [X, R] or [R], the items they compete with
 
@@ -57,6 +58,8 @@ class StepPlan:
     dropout_seed: int | None = None
     negatives: torch.Tensor | None = None  # item rows, [S, R], [X, R] or [R]; None: the catalogue
     groups: TokenGroups | None = None  # tokens that share negatives
+    # by table, where a behaviour or user reads several rows: where its keys begin
+    input_offsets: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -75,6 +78,7 @@ class StepPlan:
             supervised_S=change(self.supervised_S),
             negatives=None if self.negatives is None else change(self.negatives),
             groups=None if self.groups is None else self.groups.map(change),
+            input_offsets={name: change(each) for name, each in self.input_offsets.items()},
         )
 
 
@@ -96,11 +100,14 @@ class StepInputs:
         return self.plan.keys[table].with_places(self.lookups[table].inverses)
 
     def input_rows(self) -> dict[str, torch.Tensor]:
-        """Return each table's rows of the inputs, one per key."""
-        return {
+        """Return each table's rows of the inputs: one per behaviour or user, a mean of several."""
+        rows = {
             name: take_rows(lookup.rows_UD, self.places(name).inputs)
             for name, lookup in self.lookups.items()
         }
+        for name, offsets in self.plan.input_offsets.items():
+            rows[name] = segment_mean(rows[name], offsets)
+        return rows
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "StepInputs":
         """Return the inputs with every tensor but the keys changed; gradients flow back."""

@@ -5,18 +5,22 @@ the caller's error, whose text names what to send instead.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from slipstream.bundle import Bundle
 from slipstream.history.user_history import History
+from slipstream.models.number_bins import bin_numbers
+from slipstream.serving.engine.feature_rows import UserCodes
 from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 _MAX_TIME = 1 << 62  # attention refuses times beyond this
+_MAX_VALUES = 1000  # of one user feature
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class EncodedHistory:
     rows_T: torch.Tensor  # int64 rows of the item table
     timestamps_T: torch.Tensor  # int64
     labels_TA: torch.Tensor  # float32, a column per ranking task; no columns for retrieval
-    user_features: Mapping[str, int] = field(default_factory=dict)
+    user_features: UserCodes = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.rows_T.numel()
@@ -55,8 +59,10 @@ class EncodedHistory:
         Equal digests mean equal prefixes.
         """
         whole = self if count is None else self.part(0, count)
-        features = [code for _, code in sorted(self.user_features.items())]
-        codes = np.array([len(features), *features], dtype=np.int64)
+        features: list[int] = []
+        for _, code in sorted(self.user_features.items()):  # several values: after their number
+            features += [code] if isinstance(code, int) else [-len(code), *code]
+        codes = np.array([len(self.user_features), *features], dtype=np.int64)
         digest = hashlib.blake2b(codes.tobytes(), digest_size=16)
         for column in (whole.rows_T, whole.timestamps_T, whole.labels_TA):
             digest.update(
@@ -65,16 +71,89 @@ class EncodedHistory:
         return digest.digest()
 
 
+@dataclass(frozen=True)
+class UserFeature:
+    """How the values of one user feature become codes; code 0 is "unknown"."""
+
+    cardinality: int
+    kind: str = "category"  # category, categories or number
+    labels: Mapping[str, int] = field(default_factory=dict)  # code of each text
+    edges: Sequence[float] = ()  # between the bins of a number
+
+    def encode(self, name: str, value: Any) -> int | tuple[int, ...]:
+        """Return the code of a value, or the codes of several; None is not known."""
+        if self.kind == "number":
+            return self._bin(name, value)
+        if self.kind == "category":
+            return self._code(name, value)
+        values = value if isinstance(value, list | tuple) else [value]
+        if len(values) > _MAX_VALUES:
+            raise BadRequest(
+                f"user feature '{name}' has {len(values)} values; send at most {_MAX_VALUES}"
+            )
+        return tuple(self._code(name, each) for each in values) or (0,)
+
+    def _code(self, name: str, value: Any) -> int:
+        if value is None:
+            return 0
+        if isinstance(value, str) and self.labels:
+            return self.labels.get(value, 0)
+        if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            if 0 <= value < self.cardinality:
+                return int(value)
+        text = "one of its labels as text, or " if self.labels else ""
+        raise BadRequest(
+            f"user feature '{name}' must be {text}a code from 0 to {self.cardinality - 1}, got "
+            f"{value!r:.80}"
+        )
+
+    def _bin(self, name: str, value: Any) -> int:
+        if value is None:
+            return 0
+        numeric = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        try:
+            number = float(value) if numeric else None
+        except OverflowError:
+            number = None
+        if number is None:
+            raise BadRequest(f"user feature '{name}' must be a number, got {value!r:.80}")
+        with np.errstate(over="ignore"):
+            return int(bin_numbers(np.array([number]), self.edges)[0])
+
+
+def user_features_of(bundle: Bundle) -> dict[str, UserFeature]:
+    """Return how the user features of a bundle are encoded, in the order of its model."""
+    told, sizes = bundle.description, bundle.description["sizes"]
+    kinds, labels = sizes.get("user_kinds", {}), told.get("user_labels", {})
+    edges = told.get("number_edges", {})
+    return {
+        name: UserFeature(
+            cardinality,
+            kinds.get(name, "category"),
+            {label: code for code, label in enumerate(labels.get(name, []))},
+            edges.get(f"user.{name}", ()),
+        )
+        for name, cardinality in sizes["user_cardinalities"].items()
+    }
+
+
 class HistoryEncoder:
-    """Encodes histories for one bundle: its catalogue, its tasks' columns, its user features."""
+    """Encodes histories for one bundle: its catalogue, its tasks' columns, its user features.
+
+    Where the log had no times (`timed` is off), every time is 0.
+    """
 
     def __init__(
         self,
         ids: ItemIds,
         tasks: Mapping[str, Mapping[str, Any]],
-        user_cardinalities: Mapping[str, int],
+        user_features: Mapping[str, UserFeature],
+        *,
+        timed: bool = True,
     ) -> None:
-        self.ids, self.user_cardinalities = ids, dict(user_cardinalities)
+        self.ids, self.timed = ids, timed
+        self._user = dict(user_features)
+        self.features = tuple(self._user)
         self.tasks = {
             name: (str(task["column"]), float(task["threshold"])) for name, task in tasks.items()
         }
@@ -91,6 +170,8 @@ class HistoryEncoder:
             )
         if times_T.size and (int(times_T.min()) <= -_MAX_TIME or int(times_T.max()) >= _MAX_TIME):
             raise BadRequest("timestamps must stay within -2^62 and 2^62")
+        if not self.timed:
+            times_T = np.zeros_like(times_T)
         return EncodedHistory(
             rows_T,
             torch.from_numpy(times_T),
@@ -118,17 +199,13 @@ class HistoryEncoder:
             columns.append(torch.from_numpy(values_T >= threshold))
         return torch.stack(columns, dim=1).float()
 
-    def _user_features(self, given: History) -> dict[str, int]:
-        codes = {}
-        for name, cardinality in self.user_cardinalities.items():
-            code = (given.user_features or {}).get(name, 0)
-            if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code < cardinality:
-                raise BadRequest(
-                    f"user feature '{name}' must be a code from 0 to {cardinality - 1}, got "
-                    f"{code!r}"
-                )
-            codes[name] = code
-        return codes
+    def _user_features(self, given: History) -> dict[str, int | tuple[int, ...]]:
+        values = given.user_features or {}
+        for name in values:
+            if name not in self._user:
+                known = f"it reads {', '.join(self._user)}" if self._user else "leave features out"
+                raise BadRequest(f"this bundle reads no user feature '{name:.80}'; {known}")
+        return {name: each.encode(name, values.get(name)) for name, each in self._user.items()}
 
 
 def _numbers(noun: str, values: Any) -> np.ndarray:

@@ -28,7 +28,8 @@ from slipstream.models.jagged import offsets_from_lengths
 from slipstream.models.model_config import ModelConfig
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
-from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder
+from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder, user_features_of
+from slipstream.serving.engine.feature_rows import FeatureRows
 from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
@@ -70,7 +71,10 @@ class Engine:
         self.max_len = self.config.max_len
         self.items = ItemIds(bundle.items_path)
         self.encoder = HistoryEncoder(
-            self.items, action_tasks if self.task == "ranking" else {}, sizes["user_cardinalities"]
+            self.items,
+            action_tasks if self.task == "ranking" else {},
+            user_features_of(bundle),
+            timed=bundle.timed,
         )
         self.model = build_model(
             self.config,
@@ -82,10 +86,10 @@ class Engine:
         self.model.load_state_dict(bundle.part("model"))
         self.model.requires_grad_(False).eval()
         self._heads = self.model.heads if isinstance(self.model, RankingModel) else None
-        self._tables, self._codes = bundle.part("tables"), bundle.part("codes")
+        self._rows = FeatureRows(bundle)
         self._normalize = bool(recipe.get("loss", {}).get("normalize", True))
         self._catalogue_ND = (
-            self._directions(self._tables["item"]) if self.task == "retrieval" else None
+            self._directions(self._rows.tables["item"]) if self.task == "retrieval" else None
         )
         self.shape = KVShape.of(self.config)
         self.tokens_per_behaviour = self.model.tokens_per_behaviour
@@ -240,7 +244,7 @@ class Engine:
     @property
     def item_vectors_ND(self) -> torch.Tensor:
         """The vectors of all items: what queries are compared with, or a ranking model's rows."""
-        return self._tables["item"] if self._catalogue_ND is None else self._catalogue_ND
+        return self._rows.tables["item"] if self._catalogue_ND is None else self._catalogue_ND
 
     @torch.inference_mode()
     def run_pass(
@@ -280,6 +284,7 @@ class Engine:
         rows_C = self.items.rows(candidates)
         if request_time is not None:
             request_time = int(whole_numbers("request_time", [request_time])[0])
+            request_time = request_time if self.encoder.timed else 0
         return RankQuery(
             prefix,
             new,
@@ -328,18 +333,9 @@ class Engine:
                 q.new.labels_TA,
                 q.new.labels_TA.new_zeros(now_C.numel(), q.new.labels_TA.shape[1]),
             ]
-        rows = {
-            name: table[self._keys(name, rows_T)]
-            for name, table in self._tables.items()
-            if name.startswith("item")
-        }
-        for name in self.model.user_names:
-            codes_B = torch.tensor(
-                [q.new.user_features[name.removeprefix("user.")] for q in queries]
-            )
-            rows[name] = self._tables[name][codes_B]
+        users = self._rows.of_users(self.encoder.features, [q.new.user_features for q in queries])
         given = ModelInput(
-            rows=rows,
+            rows=self._rows.of_items(rows_T) | users,
             offsets_B1=offsets_from_lengths(lengths_B),
             timestamps_T=torch.cat(times),
             next_timestamps_T=torch.cat(next_times),
@@ -348,9 +344,6 @@ class Engine:
             num_candidates_B=counts_B if bool(counts_B.any()) else None,
         )
         return self.model.stream(given, [] if has_past else None)
-
-    def _keys(self, table: str, rows_T: torch.Tensor) -> torch.Tensor:
-        return rows_T if table == "item" else self._codes[table.removeprefix("item.")][rows_T]
 
     def _rank_one(self, query: RankQuery) -> Scores:
         if self.task == "retrieval":

@@ -221,7 +221,7 @@ class _Passes:
             0, len(engine.items), (capacity,), generator=torch.Generator().manual_seed(0)
         )
         labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
-        user = dict.fromkeys(engine.encoder.user_cardinalities, 0)
+        user = dict.fromkeys(engine.encoder.features, 0)
         self.history = EncodedHistory(rows_T, torch.arange(capacity), labels_TA, user)
 
     def __call__(self, new: int, past: int, *, fill: bool) -> None:
