@@ -4,7 +4,7 @@
     model.recommend("c/0042")
     model.recommend(histories=[["LAM/0001", "RUG/0002"]])
 
-Touch this when a bundle alone should answer something; what it shares with a run is in predictor.py.
+Touch this when a bundle alone should answer something; what runs answer too is in predictor.py.
 """
 
 import os
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from slipstream.display import card
 from slipstream.api.predictor import Predictor
 from slipstream.bundle import Bundle, read_bundle
 from slipstream.data.store import SequenceStore, Vocabulary
+from slipstream.display import card
 from slipstream.errors import SlipstreamError
 
 
@@ -30,9 +30,9 @@ class BundleModel(Predictor):
     ) -> None:
         self.directory = Path(directory)
         self._bundle = read_bundle(self.directory)
-        self._data = (
-            data if isinstance(data, SequenceStore) or data is None else SequenceStore.open(data)
-        )
+        if isinstance(data, str | os.PathLike):
+            data = SequenceStore.open(Path(data))
+        self._data = data
 
     @property
     def bundle(self) -> Bundle:
@@ -76,4 +76,3 @@ class BundleModel(Predictor):
 
     def _repr_html_(self) -> str:
         return card(f"Bundle {self.directory}", self._facts())
-

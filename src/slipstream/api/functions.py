@@ -8,7 +8,7 @@ Touch this when a command and its Python function should do more; the work is in
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,12 @@ from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import kind_of_directory
+from slipstream.training.own_functions import (
+    LossFunction,
+    MetricFunction,
+    OwnFunctions,
+    own_metrics,
+)
 from slipstream.training.recipe import Recipe
 from slipstream.training.report import write_report
 from slipstream.training.run import train as train_run
@@ -69,14 +75,23 @@ def train(
     data: PathLike | SequenceStore | None = None,
     out: PathLike | None = None,
     quiet: bool = False,
+    metric: str | MetricFunction | Collection[MetricFunction] | None = None,
+    loss: str | LossFunction | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model into `out` (default runs/<name>), resuming what is there.
 
     `what` is a store, which the recipe `retrieval-default` then fits to, or a recipe: a path, the
     name of a shipped one, or a `Recipe`, with `data` as its store. Settings change keys of the
-    recipe: `epochs=3`, `model={"dim": 32}` or `model__dim=32`.
+    recipe: `epochs=3`, `model={"dim": 32}` or `model__dim=32`. `metric` and `loss` are such
+    settings too, or functions of your own: `MetricFunction`s, whose figures are recorded beside
+    the others and may be named by `train__metric`, and a `LossFunction`.
     """
+    own = OwnFunctions(
+        {} if isinstance(metric, str) else own_metrics(metric), loss if callable(loss) else None
+    )
+    settings |= {"metric": metric} if isinstance(metric, str) else {}
+    settings |= {"loss": loss} if loss is not None and own.loss is None else {}
     recipe, data = _recipe_and_data(what, recipe, data)
     for text in overrides:
         if not isinstance(text, str):
@@ -88,7 +103,7 @@ def train(
     if recipe is None and "name" not in settings:
         chosen = chosen.model_copy(update={"name": store.directory.resolve().name})
     place = Path("runs") / chosen.name if out is None else _path("out", out)
-    result = train_run(chosen, store, place, quiet=quiet)
+    result = train_run(chosen, store, place, quiet=quiet, own=own)
     if is_first_rank():
         write_report(result.directory)
     return Run(result.directory)
@@ -127,14 +142,13 @@ def _chosen_recipe(
         return load_recipe(Recipe, path, overrides, **_flat(settings))
     if overrides or settings:
         raise SlipstreamError(
-            "settings change a recipe file; change the Recipe object itself with model_copy "
-            "instead"
+            "settings change a recipe file; change the Recipe object itself with model_copy instead"
         )
     return recipe
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with each section's dict as keys of its own: model={"dim": 8} as model__dim."""
+    """Return settings with the keys of a section's dict on their own: model__dim for model.dim."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         field = Recipe.model_fields.get(name)
@@ -159,13 +173,15 @@ def load(
     kind = kind_of_directory(directory)
     if kind == "bundle":
         return BundleModel(directory, None if data is None else open_store(data))
-    if data is not None:
-        raise SlipstreamError(f"data is for a bundle, but {directory} is a {kind or 'none'}")
+    if data is not None and kind is not None:
+        raise SlipstreamError(f"data= is for a bundle, but {directory} is a {kind}; leave it out")
     if kind == "run":
         return Run(directory)
     if kind == "store":
         return SequenceStore.open(directory)
-    exists = "holds neither a run nor a bundle nor a store" if directory.exists() else "is not there"
+    exists = (
+        "holds neither a run nor a bundle nor a store" if directory.exists() else "is not there"
+    )
     raise SlipstreamError(f"{directory} {exists}; give a directory of ss.train, export or prepare")
 
 

@@ -178,7 +178,8 @@ class Predictor(abc.ABC):
         """Yield whom to answer with their whole histories as the model reads them."""
         if request_time is not None:
             whole_number("request_time", request_time)
-        asked = questions(users, histories, self.data, self.items)
+        features = self.engine.encoder.features
+        asked = questions(users, histories, self.data, self.items, features)
         for start in range(0, len(asked), USERS_AT_ONCE):
             part = asked[start : start + USERS_AT_ONCE]
             yield part, [self.engine.encode(question.history) for question in part]

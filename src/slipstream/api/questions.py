@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from slipstream.api.arguments import ids_of, is_id
-from slipstream.data.store import SequenceStore, Vocabulary
+from slipstream.data.store import Feature, SequenceStore, Vocabulary
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.history.user_history import History
 
@@ -31,11 +31,15 @@ class Question:
 
 
 def questions(
-    users: Any, histories: Any, store: SequenceStore | None, items: Vocabulary
+    users: Any,
+    histories: Any,
+    store: SequenceStore | None,
+    items: Vocabulary,
+    features: Sequence[str] = (),
 ) -> list[Question]:
     """Return whom to answer: `users` of the store, all of them if neither is given, or histories.
 
-    `items` is the catalogue of the model that answers.
+    `items` is the catalogue of the model that answers, `features` are the user features it reads.
     """
     if users is not None and histories is not None:
         raise SlipstreamError("give users or histories, not both")
@@ -49,15 +53,18 @@ def questions(
             "a bundle holds no users; give histories=…, or open it with the store that has their "
             "histories: ss.load(BUNDLE, data=STORE)"
         )
-    if users is None:
-        rows = range(store.num_users)
-    else:
+    rows = list(range(store.num_users))
+    if users is not None:
         rows = [store.users.row(user) for user in ids_of("users", users)]
-    return [Question(store.users.id(row), stored_history(store, row, items)) for row in rows]
+    return [
+        Question(store.users.id(row), stored_history(store, row, items, features)) for row in rows
+    ]
 
 
-def stored_history(store: SequenceStore, user: int, items: Vocabulary | None = None) -> History:
-    """Return all that a user of a store (a row) did; `items` leaves out what it does not know."""
+def stored_history(
+    store: SequenceStore, user: int, items: Vocabulary, features: Sequence[str] = ()
+) -> History:
+    """Return all that a user of a store (a row) did, without what the catalogue `items` lacks."""
     cut = slice(int(store.offsets_U1[user]), int(store.offsets_U1[user + 1]))
     rows_T = store.items_N[cut]
     ids_T = _original_ids(store.items, rows_T)
@@ -65,12 +72,28 @@ def stored_history(store: SequenceStore, user: int, items: Vocabulary | None = N
         ids_T,
         store.timestamps_N[cut].copy(),
         {name: values_N[cut] for name, values_N in store.actions.items()},
-        {name: int(feature.codes[user]) for name, feature in store.user_features.items()},
+        {
+            name: _feature_value(store.user_features[name], user)
+            for name in features
+            if name in store.user_features
+        },
     )
-    if items is None or items is store.items:
+    if items is store.items:
         return history
     known_T = np.array([items.find(item) is not None for item in ids_T.tolist()], dtype=bool)
     return history.where(known_T)
+
+
+def _feature_value(feature: Feature, row: int) -> Any:
+    """Return a feature of one row as it was before it was stored; None is not known."""
+    if feature.values is not None:
+        value = float(feature.values[row])
+        return None if np.isnan(value) else value
+    if feature.offsets_V1 is None:
+        code = int(feature.codes[row])
+        return feature.labels[code].as_py() if code else None
+    begin, end = feature.offsets_V1[row : row + 2].tolist()
+    return [feature.labels[int(code)].as_py() for code in feature.codes[begin:end] if code]
 
 
 def _original_ids(vocabulary: Vocabulary, rows_T: np.ndarray) -> np.ndarray:
@@ -91,9 +114,11 @@ def _by_user(histories: Any) -> dict[int | str, History]:
         if len(named) == len(histories) and named:
             return named
     elif hasattr(histories, "__iter__") and not isinstance(histories, str):
-        found = {place: _one_history(given) for place, given in enumerate(histories)}
+        found: dict[int | str, History] = {
+            place: _one_history(given) for place, given in enumerate(histories)
+        }
         if found:
-            return dict(found)
+            return found
     raise SlipstreamError(
         "histories must hold at least one history: an ss.History, a list of item ids, a dict with "
         f"'items' and 'timestamps', a frame, or several of these; got {_short(histories)}"
@@ -155,7 +180,9 @@ def _from_frame(frame: pl.DataFrame) -> dict[int | str, History]:
     if "user" in frame.columns:
         parts = {
             user: part
-            for (user,), part in frame.partition_by("user", as_dict=True, maintain_order=True).items()
+            for (user,), part in frame.partition_by(
+                "user", as_dict=True, maintain_order=True
+            ).items()
         }
     return {user: _history_of(part) for user, part in parts.items()}
 

@@ -159,9 +159,7 @@ class Run(Predictor):
         check_output(out, "bundle", force=force, inputs=[self.directory])
         note, inputs = self.note, [self.directory]
         figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
-        export_recommender(
-            self.recommender, self.store, out, force=force, inputs=inputs, **figures
-        )
+        export_recommender(self.recommender, self.store, out, force=force, inputs=inputs, **figures)
         return Path(out)
 
     @clear_arguments()

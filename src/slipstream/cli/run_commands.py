@@ -153,7 +153,7 @@ def show_recommendation(run: "api.Run", user: str, count: int, history: int) -> 
     from slipstream.training.recommendation import recommend as recommend_rows
 
     store, items = run.store, run.store.items
-    answer = recommend_rows(run.recommender, store, store.users.row(user), count)
+    answer = recommend_rows(run.recommender, store, [store.users.row(user)], count)[0]
 
     def label(row: int) -> str:
         return items.title(row) or str(items.id(row))

@@ -23,13 +23,10 @@ def export_recommender(
 
     `force` replaces an older bundle; `inputs` (the run) are never written over, nor is the store.
     """
+    contents = _contents(recommender, store) | figures
+    inputs = [*inputs, store.directory]
     return write_bundle(
-        Path(out),
-        items=store.directory / ITEMS,
-        force=force,
-        inputs=[*inputs, store.directory],
-        **_contents(recommender, store),
-        **figures,
+        Path(out), items=store.directory / ITEMS, force=force, inputs=inputs, **contents
     )
 
 

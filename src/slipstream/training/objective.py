@@ -90,9 +90,7 @@ def negative_logits(inputs: RetrievalLossInputs) -> torch.Tensor:
         return subtract(logits_SR, log_q_SR)
 
     tokens, values = len(negatives_SR), negatives_SR.shape[1] * inputs.hidden_SD.shape[1]
-    return sliced(
-        own_logits, tokens, values, inputs.hidden_SD, negatives_SR, inputs.negative_log_q
-    )
+    return sliced(own_logits, tokens, values, inputs.hidden_SD, negatives_SR, inputs.negative_log_q)
 
 
 def sampled_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:

@@ -53,12 +53,10 @@ class OwnFunctions:
 
     def check(self, recipe: Recipe) -> None:
         """Refuse functions that a recipe cannot call."""
-        if (self.loss is None and not self.metrics) or recipe.task != "retrieval":
-            if self.loss is not None or self.metrics:
-                raise SlipstreamError(
-                    "own metrics and losses are for retrieval; a ranking recipe has its AUC and bce"
-                )
-            return
+        if self.names and recipe.task != "retrieval":
+            raise SlipstreamError(
+                "own metrics and losses are for retrieval; a ranking recipe has its AUC and bce"
+            )
         per_sequence = RETRIEVAL_LOSSES[recipe.loss.kind].negatives == "per_sequence"
         if self.loss is not None and (
             per_sequence or recipe.loss.share > 1 or recipe.loss.fetch == "segmented"
@@ -84,7 +82,9 @@ class OwnFunctions:
         loss_S = self.loss(inputs)
         tokens = len(inputs.hidden_SD)
         if not isinstance(loss_S, torch.Tensor) or loss_S.shape != (tokens,):
-            found = list(loss_S.shape) if isinstance(loss_S, torch.Tensor) else type(loss_S).__name__
+            found = (
+                list(loss_S.shape) if isinstance(loss_S, torch.Tensor) else type(loss_S).__name__
+            )
             raise SlipstreamError(
                 f"the loss function '{function_name('loss', self.loss)}' must return one value "
                 f"per token, a tensor of shape [{tokens}], but it returned {found}"
