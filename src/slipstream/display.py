@@ -1,6 +1,7 @@
-"""How stores, runs, bundles and evaluations look in a notebook. Touch this to show them otherwise."""
+"""How stores, runs, bundles and figures look in a notebook. Touch this to show them otherwise."""
 
 import html
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,6 @@ def shown(value: Any) -> str:
     """Return a figure as people read it: thousands grouped, four digits behind the point."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or (value == int(value) and abs(value) >= 2):
+    if math.isfinite(value) and value == int(value) and (isinstance(value, int) or value >= 2):
         return f"{int(value):,}"
     return f"{value:.4f}"

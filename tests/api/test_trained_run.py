@@ -33,7 +33,7 @@ def test_a_run_is_opened_by_a_path_or_a_text(workplace):
 def test_export_refuses_what_it_must_not_replace(workplace):
     run, out = ss.Run(workplace / "run"), workplace / "twice"
     for target in (run.directory, run.store.directory):
-        with pytest.raises(SlipstreamError, match="own input|must not replace"):
+        with pytest.raises(SlipstreamError, match=r"own input|must not replace"):
             run.export(target, force=True)
     run.export(out)
     with pytest.raises(SlipstreamError, match="exists already"):

@@ -129,10 +129,11 @@ def _is_one_history(given: Any) -> bool:
     if isinstance(given, History):
         return True
     if isinstance(given, Mapping):
-        return any(name in given for name in FIELDS)
+        return any(name in given for name in (*FIELDS, "item", "timestamp", "time"))
     if isinstance(given, np.ndarray):
-        return given.ndim == 1 and given.dtype != object and given.size > 0
-    return isinstance(given, Sequence) and bool(given) and all(is_id(each) for each in given)
+        given = given.tolist()
+    is_list = isinstance(given, Sequence) and not isinstance(given, str) and bool(given)
+    return is_list and all(is_id(each) for each in given)
 
 
 def _one_history(given: Any) -> History:

@@ -53,7 +53,7 @@ def demo(
 def demo_data(out: Path, source: Path | None) -> Path:
     """Prepare MovieLens-1M, or else latest-small from `source`, or else synthetic data."""
     from slipstream import api
-    from slipstream.cli.data_commands import Ticker
+    from slipstream.progress import Ticker
 
     console.rule("data")
     choices: list[tuple[str, Path | None, str]] = [("ml-1m", None, "MovieLens-1M")]
