@@ -19,12 +19,12 @@ NOTEBOOK = """
 """
 
 
-def run_in_notebook(script: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process that looks like a notebook's kernel."""
+def shown_in_notebook(script: str) -> str:
+    """Run a script in a process that looks like a notebook's kernel; return its stderr."""
     code = textwrap.dedent(NOTEBOOK) + textwrap.dedent(script)
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **options
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr.decode()
+    return ended.stderr.decode()  # with its carriage returns, which text=True would replace
 
 
 def test_a_line_replaces_the_one_before_it():
@@ -53,7 +53,7 @@ def test_a_line_that_showed_nothing_leaves_nothing():
 
 @pytest.mark.system
 def test_long_work_shows_its_progress_in_a_notebook():
-    ended = run_in_notebook("""
+    text = shown_in_notebook("""
         import time
         from slipstream.progress import Ticker
 
@@ -61,12 +61,12 @@ def test_long_work_shows_its_progress_in_a_notebook():
             time.sleep(0.3)
             ticker("reading", 1, 4)
     """)
-    assert ended.returncode == 0 and "\rreading  25 %" in ended.stderr
+    assert "\rreading  25 %" in text
 
 
 @pytest.mark.system
 def test_training_shows_its_progress_in_a_notebook():
-    ended = run_in_notebook("""
+    text = shown_in_notebook("""
         from slipstream.training.telemetry import ProgressLine
 
         line = ProgressLine(3)
@@ -74,5 +74,5 @@ def test_training_shows_its_progress_in_a_notebook():
         line.close()
         ProgressLine(3, quiet=True).show(1, 1, 4, "never shown", now=True)
     """)
-    assert ended.returncode == 0 and "\repoch 2/3 25 %  loss 5.9" in ended.stderr
-    assert "never" not in ended.stderr
+    assert "\repoch 2/3 25 %  loss 5.9" in text
+    assert "never" not in text
