@@ -11,8 +11,7 @@ import polars as pl
 import pytest
 
 from slipstream.data.ingest import Filters, ingest
-from slipstream.data.preparation import own_log
-from slipstream.data.raw_log import Columns
+from slipstream.data.raw_log import Columns, RawLog
 from slipstream.data.store import SequenceStore
 
 Behaviour = tuple[Any, Any, int]  # user, item, time
@@ -42,9 +41,8 @@ def store_of(
         | {k: list(v) for k, v in actions.items()}
     )
     frame.write_parquet(directory / "log.parquet")
-    log = own_log(
-        [directory / "log.parquet"], Columns("user_id", "item_id", "timestamp", tuple(actions)), "s"
-    )
+    columns = Columns("user_id", "item_id", "timestamp", tuple(actions))
+    log = RawLog(pl.scan_parquet(directory / "log.parquet"), columns, untyped=False)
     out = directory / "store"
     out.mkdir()
     ingest(log, out, filters or Filters())

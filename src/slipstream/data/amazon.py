@@ -9,7 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
-from slipstream.data.raw_log import Columns, RawLog, scan_files
+from slipstream.data.log_files import scan_files
+from slipstream.data.raw_log import Columns, RawLog
 from slipstream.errors import SlipstreamError
 
 COLUMNS = Columns("user_id", "parent_asin", "timestamp", actions=("rating",))

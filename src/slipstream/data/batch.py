@@ -27,7 +27,8 @@ class JaggedBatch:
     next_timestamps_T: torch.Tensor  # int64, the own timestamp where there is no next behaviour
     supervised_T: torch.Tensor  # bool
     actions: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> float32 [T]
-    user_features: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> int64 codes [B]
+    # Name -> int64 codes [B] of the features with one category a user; others: by sample_ids_B.
+    user_features: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def num_users(self) -> int:

@@ -1,11 +1,12 @@
 """Turns a raw log into a sequence store, in memory that does not grow with the log.
 
 Touch this when filters, order or encoding of a log change. There are three passes. Polars streams
-the log once to count users and items and to check every value. It streams the log again, and each
-behaviour is written to its user's place in scratch columns (a counting sort: stable, in file
-order). The third pass reads those columns block by block, applies the filters and sorts each user's
-behaviours by time, stably: equal times stay in file order. Scratch columns beyond IN_MEMORY bytes
-are mapped files, so only the vocabularies and a block or two must fit in memory.
+the log once to count users and items and to check every value (and once more, if rows lack a user,
+an item or a time and are dropped). It streams the log again, and each behaviour is written to its
+user's place in scratch columns (a counting sort: stable, in file order). The third pass reads those
+columns block by block, drops exact duplicates, applies the filters and sorts each user's behaviours
+by time, stably: equal times stay in file order. Scratch columns beyond IN_MEMORY bytes are mapped
+files, so only the vocabularies and a block or two must fit in memory.
 
 Users of any length >= 1 are kept. A user with fewer than three behaviours cannot be split into
 training, validation and test: such users count as `unsplittable_users` in store.json; they are used
@@ -16,13 +17,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
-from slipstream.data.raw_log import LARGEST, Progress, RawLog, check_values, explain_polars_errors
+from slipstream.data.feature_columns import vocabulary_table
+from slipstream.data.log_files import explain_polars_errors
+from slipstream.data.log_ids import order_ids, unusable_ids
+from slipstream.data.log_problems import IDS_ADVICE, Problem, examine
+from slipstream.data.log_times import LAST_SECOND
+from slipstream.data.raw_log import Progress, RawLog
 from slipstream.data.row_lookup import RowLookup
 from slipstream.data.store import ACTION, write_store
 from slipstream.errors import SlipstreamError
@@ -48,37 +52,52 @@ def ingest(
     """Write the store of `log` into `directory`, which must be empty."""
     report = progress or (lambda what, done, total: None)
     report("counting users and items", 0, 1)
-    with explain_polars_errors(log.source.get("path", "the log")):
-        users, items, rows = _count(log)
-        arrays = _Arrays(directory, rows, [f"{ACTION}{name}" for name in log.columns.actions])
-        offsets_U1 = _offsets(users["count"].to_numpy())
-        _scatter(log, users, items, offsets_U1, arrays, report)
+    with explain_polars_errors(log.label):
+        counted = _count(log)
+        rows = counted.rows - counted.nulls
+        arrays = _Arrays(directory, rows, [f"{ACTION}{each.name}" for each in log.actions])
+        offsets_U1 = _offsets(counted.users["count"].to_numpy())
+        _scatter(counted, offsets_U1, arrays, report)
+    drop = log.duplicates == "drop"
+    if drop and filters != Filters():  # duplicates must not count for the filters
+        everyone_U, everything_V = _all(counted.users), _all(counted.items)
+        offsets_U1 = _sort_and_compact(arrays, offsets_U1, everyone_U, everything_V, True, report)
+        drop = False
     keep_users_U, keep_items_V, kept = _apply_filters(
-        arrays.item_N, offsets_U1, len(items), filters
+        arrays.item_N, offsets_U1, len(counted.items), filters
     )
-    offsets_U1 = _sort_and_compact(
-        arrays, offsets_U1, keep_users_U, keep_items_V, log.per_second, report
-    )
+    duplicates = rows - int(offsets_U1[-1])
+    offsets_U1 = _sort_and_compact(arrays, offsets_U1, keep_users_U, keep_items_V, drop, report)
+    duplicates += kept - int(offsets_U1[-1])
+    kept = int(offsets_U1[-1])
+    if log.per_second > 1:
+        arrays.time_N[:kept] //= log.per_second
     report("writing", 0, 1)
-    counts_U = np.diff(offsets_U1)
+    item_table, item_facts = vocabulary_table(
+        counted.items.filter(pl.Series(keep_items_V))["id"], log.items
+    )
+    user_table, user_facts = vocabulary_table(
+        counted.users.filter(pl.Series(keep_users_U))["id"], log.users
+    )
     meta = {
         "order": ORDER,
         "filters": asdict(filters),
         "time_unit": "s",
-        "actions": sorted(log.columns.actions),
-        "unsplittable_users": int((counts_U < 3).sum()),
-        "rows_read": rows,
-        "source": log.source,
+        "timed": log.columns.time is not None,
+        "actions": sorted(each.name for each in log.actions),
+        "unsplittable_users": int((np.diff(offsets_U1) < 3).sum()),
+        "rows_read": counted.rows,
+        "source": log.source
+        | {"time_format": log.time.format, "nulls": counted.nulls, "duplicates": duplicates}
+        | {"nulls_by_column": counted.missing}
+        | {"item_rows": item_facts, "user_rows": user_facts},
     }
-    item_table = vocabulary_table(items.filter(pl.Series(keep_items_V))["id"], log.items)
-    user_table = vocabulary_table(users.filter(pl.Series(keep_users_U))["id"], log.users)
-    actions = {name: arrays.actions[f"{ACTION}{name}"][:kept] for name in log.columns.actions}
     write_store(
         directory,
         offsets_U1,
         arrays.item_N[:kept],
         arrays.time_N[:kept],
-        actions,
+        {each.name: arrays.actions[f"{ACTION}{each.name}"][:kept] for each in log.actions},
         item_table,
         user_table,
         meta,
@@ -86,45 +105,88 @@ def ingest(
     arrays.remove()
 
 
-def _count(log: RawLog) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """Check all values and count users and items, ascending by id; returns also the rows read."""
-    frame = log.frame
-    names = list(log.expressions())
+def _all(vocabulary: pl.DataFrame) -> np.ndarray:
+    return np.ones(len(vocabulary), dtype=bool)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A log whose values are all usable: its rows, its users and items, ascending by id."""
+
+    frame: pl.LazyFrame  # canonical columns, without the rows that are dropped
+    users: pl.DataFrame  # id, count
+    items: pl.DataFrame
+    keys: dict[str, pl.DataFrame]  # by role: key (the id as the log has it), row
+    rows: int  # all, before any is dropped
+    nulls: int
+    missing: dict[str, int]  # rows that lack a column, by its name
+
+
+def _count(log: RawLog) -> _Counted:
+    """Check all values and count users and items, ascending by id."""
+    frame, missing = log.frame, {}
+    facts, counts = _count_rows(log, frame)
+    if facts["rows"] == 0:
+        raise SlipstreamError(f"{log.label} is empty: there is nothing to prepare")
+    rows = facts["rows"]
+    problems = _id_problems(log, counts)
+    if _suspicious(log, facts) or problems:
+        missing = examine(log, problems)
+    if any(missing.values()):
+        frame = frame.filter(pl.all_horizontal(pl.col("user", "item", "time").is_not_null()))
+        facts, counts = _count_rows(log, frame)
+        if facts["rows"] == 0:
+            raise SlipstreamError(
+                f"no row of {log.label} has all of {', '.join(log.columns.roles().values())}: "
+                "there is nothing to prepare"
+            )
+        problems = _id_problems(log, counts)
+        if problems:
+            examine(log, problems)
+    ordered = {role: order_ids(each, log.untyped) for role, each in counts.items()}
+    return _Counted(
+        frame,
+        ordered["user"][0],
+        ordered["item"][0],
+        {role: keys for role, (_, keys) in ordered.items()},
+        rows,
+        rows - facts["rows"],
+        {name: count for name, count in missing.items() if count},
+    )
+
+
+def _count_rows(log: RawLog, frame: pl.LazyFrame) -> tuple[dict[str, int], dict[str, pl.DataFrame]]:
+    """Return rows, nulls and the range of times, and the counts of users and items, unordered."""
     facts = frame.select(
         pl.len().alias("rows"),
-        *[pl.col(name).null_count().alias(f"null {name}") for name in names],
+        pl.sum_horizontal(pl.all().null_count()).alias("nulls"),
         pl.col("time").min().alias("min_time"),
         pl.col("time").max().alias("max_time"),
     )
-    counts = [frame.group_by(pl.col(name).alias("id")).len("count") for name in ("user", "item")]
+    counts = [frame.group_by(pl.col(role).alias("id")).len("count") for role in ("user", "item")]
     found, users, items = pl.collect_all([facts, *counts], engine="streaming")
-    row = found.row(0, named=True)
-    check_values(log, row | {"nulls": {name: row[f"null {name}"] for name in names}})
+    return found.row(0, named=True), {"user": users, "item": items}
+
+
+def _suspicious(log: RawLog, facts: dict[str, int]) -> bool:
+    """Whether some value must be looked at: one that is null, or a time out of range."""
+    if facts["nulls"] or facts["min_time"] is None:
+        return True
     return (
-        _ascending(users, "user", log.untyped),
-        _ascending(items, "item", log.untyped),
-        int(row["rows"]),
+        facts["min_time"] < log.time.least
+        or facts["min_time"] < 0
+        or facts["max_time"] > LAST_SECOND * log.per_second
     )
 
 
-def _ascending(counts: pl.DataFrame, role: str, untyped: bool) -> pl.DataFrame:
-    """Sort a vocabulary by id; untyped text becomes numbers if all of it is whole numbers.
-
-    The column `key` keeps the id as the log has it.
-    """
-    counts = counts.with_columns(key=pl.col("id"))
-    if untyped and counts.schema["id"] == pl.String:
-        plain = counts["id"].str.contains(r"^(0|-?[1-9][0-9]*)$").all()
-        if plain:
-            numbers = counts["id"].cast(pl.Int64, strict=False)
-            if numbers.null_count():
-                value = counts["id"].filter(numbers.is_null())[0]
-                raise SlipstreamError(
-                    f"{role} id {value} is larger than {LARGEST}; ids must fit in 64 signed bits "
-                    "or be text"
-                )
-            counts = counts.with_columns(id=numbers)
-    return counts.sort("id").with_columns(row=pl.int_range(pl.len(), dtype=pl.Int64))
+def _id_problems(log: RawLog, counts: dict[str, pl.DataFrame]) -> list[Problem]:
+    return [
+        Problem(role, column, reason, bad, IDS_ADVICE)
+        for role, column in (("user", log.columns.user), ("item", log.columns.item))
+        for reason, bad in unusable_ids(
+            counts[role]["id"].drop_nulls(), log.untyped, pl.col(column).cast(pl.String)
+        )
+    ]
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
@@ -172,23 +234,14 @@ class _Arrays:
         self.directory.rmdir()
 
 
-def _scatter(
-    log: RawLog,
-    users: pl.DataFrame,
-    items: pl.DataFrame,
-    offsets_U1: np.ndarray,
-    arrays: _Arrays,
-    report: Progress,
-) -> None:
+def _scatter(counted: _Counted, offsets_U1: np.ndarray, arrays: _Arrays, report: Progress) -> None:
     """Second pass: write each behaviour, ids replaced by rows, to its user's next free place."""
-    encoded, lookups = log.frame, {}
-    for role, vocabulary in (("user", users), ("item", items)):
-        if vocabulary.schema["key"] == pl.Int64:
-            lookups[role] = RowLookup(vocabulary["key"].to_numpy())
+    encoded, lookups = counted.frame, {}
+    for role, keys in counted.keys.items():
+        if keys.schema["key"] == pl.Int64:
+            lookups[role] = RowLookup(keys["key"].to_numpy())
         else:
-            rows = vocabulary.lazy().select(
-                pl.col("key").alias(role), pl.col("row").alias(f"{role} row")
-            )
+            rows = keys.lazy().select(pl.col("key").alias(role), pl.col("row").alias(f"{role} row"))
             encoded = (
                 encoded.join(rows, on=role, how="left", maintain_order="left")
                 .drop(role)
@@ -287,12 +340,13 @@ def _sort_and_compact(
     offsets_U1: np.ndarray,
     keep_U: np.ndarray,
     keep_V: np.ndarray,
-    per_second: int,
+    drop_duplicates: bool,
     report: Progress,
 ) -> np.ndarray:
     """Third pass, in place: filter each block, sort it by (user, time) and write it compactly.
 
-    A block is written where the last one ended, which is never beyond its own beginning.
+    A block is written where the last one ended, which is never beyond its own beginning. Times stay
+    as fine as the log has them.
     """
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
@@ -306,15 +360,16 @@ def _sort_and_compact(
         chosen_T = chosen_T[
             _stable_order(users_T[chosen_T], np.asarray(arrays.time_N[begin:end])[chosen_T])
         ]
+        if drop_duplicates:
+            columns = [users_T, *(np.asarray(each[begin:end]) for _, each in arrays.all())]
+            chosen_T = chosen_T[~_repeats(columns, chosen_T)]
         stop = written + chosen_T.size
         for name, array in arrays.all():
             values_T = np.asarray(array[begin:end])[chosen_T]
             if name == "item":
                 values_T = new_rows_V[values_T]
-            elif name == "time":
-                values_T //= per_second
             array[written:stop] = values_T
-        counts_U[first:last] = np.bincount(users_T[live_T], minlength=last - first)
+        counts_U[first:last] = np.bincount(users_T[chosen_T], minlength=last - first)
         written = stop
         report("ordering by time", end, total)
     return _offsets(counts_U[keep_U])
@@ -332,39 +387,26 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
     return np.lexsort((times_T, users_T))
 
 
-def vocabulary_table(ids: pl.Series, known: pl.LazyFrame | None) -> pa.Table:
-    """Make the Arrow table of a vocabulary: `ids` in order, titles and features from `known`."""
-    columns: dict[str, Any] = {
-        "id": ids.to_arrow().cast(pa.int64() if ids.dtype == pl.Int64 else pa.large_string())
-    }
-    if known is None:
-        return pa.table(columns)
-    wanted = pl.LazyFrame({"id": ids.cast(pl.String)})
-    known = (
-        known.with_columns(pl.col("id").cast(pl.String))
-        .join(wanted, on="id", how="semi")
-        .unique("id", keep="first")
-    )
-    joined = wanted.join(known, on="id", how="left", maintain_order="left").collect(
-        engine="streaming"
-    )
-    if "title" in joined.columns:
-        columns["title"] = joined["title"].cast(pl.String).to_arrow().cast(pa.large_string())
-    for name in [name for name in joined.columns if name not in ("id", "title")]:
-        columns[f"feature:{name}"] = _codes(joined[name])
-    return pa.table(columns)
+def _repeats(columns: list[np.ndarray], chosen_T: np.ndarray) -> np.ndarray:
+    """Mark the behaviours that equal an earlier one in all of user, item, time and actions.
 
-
-def _codes(values: pl.Series) -> pa.DictionaryArray:
-    """Encode categories: 0 for unknown, then the labels in ascending order."""
-    text = values.cast(pl.String)
-    labels = text.drop_nulls().unique().sort()
-    codes = text.to_frame("label").join(
-        pl.DataFrame({"label": labels, "code": np.arange(1, len(labels) + 1)}),
-        on="label",
-        how="left",
-        maintain_order="left",
-    )["code"]
-    indices = pa.array(codes.fill_null(0).to_numpy().astype(np.int64))
-    dictionary = pa.array(["", *labels.to_list()], type=pa.large_string())
-    return pa.DictionaryArray.from_arrays(indices, dictionary)
+    `chosen_T` are places in the columns (user, item, time, actions …), by user, then time, then
+    place in the file. Only behaviours at the same time as another one are compared.
+    """
+    user_T, _, time_T = (column[chosen_T] for column in columns[:3])
+    same_T = (np.diff(user_T) == 0) & (np.diff(time_T) == 0)
+    tied_T = np.zeros(chosen_T.size, dtype=bool)
+    tied_T[1:] |= same_T
+    tied_T[:-1] |= same_T
+    repeats_T = np.zeros(chosen_T.size, dtype=bool)
+    tied = np.flatnonzero(tied_T)
+    if tied.size == 0:
+        return repeats_T
+    moment = np.cumsum(np.concatenate([[True], ~same_T]))[tied]  # one number per user and time
+    parts = [moment, *(column[chosen_T[tied]] for column in (columns[1], *columns[3:]))]
+    order = np.lexsort(parts[::-1])  # stable: equal ones stay in their order
+    equal = np.ones(tied.size - 1, dtype=bool)
+    for part in parts:
+        equal &= part[order[1:]] == part[order[:-1]]
+    repeats_T[tied[order[1:][equal]]] = True
+    return repeats_T

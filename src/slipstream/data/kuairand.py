@@ -8,7 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from slipstream.data.raw_log import Columns, RawLog, scan_files
+from slipstream.data.log_files import scan_files
+from slipstream.data.raw_log import Columns, RawLog
 from slipstream.errors import SlipstreamError
 
 SIGNALS = (

@@ -1,19 +1,20 @@
 """`prepare`: turns a known data set, or a user's own log, into a sequence store.
 
-Touch this when there are new choices for preparing data. A store is written whole or not at all.
+Touch this when data comes from somewhere else. A store is written whole or not at all.
 """
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from slipstream.data.catalogue import ENTRIES, NAMES, remote_of
+from slipstream.data.choices import Choices, TableSource
 from slipstream.data.download import (
     cache_directory,
     extract,
@@ -22,98 +23,94 @@ from slipstream.data.download import (
     require_whole,
     wrong_md5,
 )
-from slipstream.data.ingest import ORDER, Filters, ingest
-from slipstream.data.raw_log import (
-    Columns,
-    Progress,
-    RawLog,
-    explain_polars_errors,
-    scan_files,
-)
-from slipstream.data.store import ITEMS, META, SEQUENCES, USERS, SequenceStore
-from slipstream.data.synthetic import Synthetic, synthetic_log
+from slipstream.data.ingest import Filters, ingest
+from slipstream.data.log_files import expand_paths, explain_polars_errors, is_frame
+from slipstream.data.own_log import log_columns, open_own_log, open_table
+from slipstream.data.raw_log import Progress, RawLog
+from slipstream.data.sql_query import query_table
+from slipstream.data.store import SequenceStore
+from slipstream.data.synthetic import synthetic_log
 from slipstream.errors import SlipstreamError, did_you_mean
-from slipstream.files import atomic_directory
+from slipstream.files import atomic_directory, check_output
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What can be chosen besides the name; a filter that is None is the data set's own."""
-
-    source: Path | None = None
-    columns: Columns = field(default_factory=lambda: Columns("user_id", "item_id", "timestamp"))
-    time_unit: str = "s"
-    order: str = ORDER
-    min_item_count: int | None = None
-    min_user_count: int | None = None
-    k_core: int | None = None
-    category: str = "All_Beauty"
-    synthetic: Synthetic = field(default_factory=Synthetic)
 
 
 def prepare(
-    name: str | os.PathLike[str],
+    data: TableSource | None,
     out: str | os.PathLike[str],
     choices: Choices | None = None,
     *,
     force: bool = False,
     progress: Progress | None = None,
 ) -> SequenceStore:
-    """Prepare a data set of the catalogue, or the log at the path `name`, into `out`; open it."""
+    """Prepare a data set of the catalogue, or a log of your own, into `out`; open it.
+
+    A log is a path, several of them, or a frame of Polars, pandas or Arrow; None if `choices` has
+    an SQL query.
+    """
     choices, out = choices or Choices(), Path(out)
     report = progress or (lambda what, done, total: None)
-    if choices.order != ORDER:
-        raise SlipstreamError(
-            f"unknown order '{choices.order}'; the one order is '{ORDER}': by time, equal times "
-            "in file order"
-        )
-    _check_output(out, force)
-    known = ENTRIES.get(str(name))
+    _check_source(data, choices)
+    check_output(out, "store", force=force, inputs=_inputs(data, choices))
+    known = ENTRIES.get(str(data)) if isinstance(data, str | os.PathLike) else None
     with _scratch_next_to(out) as scratch:
-        log = _open_log(str(name), choices, scratch, report)
+        log = _open_log(data, choices, scratch, report)
         base = known.filters if known else Filters()
         given = {
             key: getattr(choices, key) for key in ("min_item_count", "min_user_count", "k_core")
         }
         filters = replace(base, **{key: value for key, value in given.items() if value is not None})
-        label = str(name) if known or str(name) == "synthetic" else Path(name).name
-        log = replace(log, source={"name": label} | log.source)
         with atomic_directory(out) as directory:
             ingest(log, directory, filters, progress=report)
     return SequenceStore.open(out)
 
 
-def _check_output(out: Path, force: bool) -> None:
-    """Raise unless `out` is free, or a store that may be replaced."""
-    if not out.exists():
-        return
-    if not out.is_dir():
+def _is_name(data: TableSource | None) -> bool:
+    return isinstance(data, str | os.PathLike) and str(data) in NAMES
+
+
+def _check_source(data: TableSource | None, choices: Choices) -> None:
+    """Raise unless there is one source, and it is there."""
+    if (data is None) == (choices.sql is None):
+        raise SlipstreamError("give a data set, a log or a query (--sql), and only one of them")
+    if _is_name(data):
+        own = (choices.items, choices.users, choices.action_values)
+        if any(each is not None for each in own):
+            raise SlipstreamError(
+                f"'{data}' is a known data set; features and action values are chosen for a log of "
+                "your own only"
+            )
+    elif isinstance(data, str) and not Path(data).exists() and not any(c in data for c in "*?[/."):
         raise SlipstreamError(
-            f"{out} is a file, but the store is a directory; choose another --out"
+            f"there is no data set and no file '{data}'{did_you_mean(data, NAMES)}"
         )
-    there = {path.name for path in out.iterdir()}
-    if there and not force:
-        raise SlipstreamError(
-            f"{out} exists already; choose another --out, or pass --force to replace it"
-        )
-    foreign = sorted(there - {SEQUENCES, ITEMS, USERS, META, "inspect.png"})
-    if foreign:
-        raise SlipstreamError(
-            f"{out} holds '{foreign[0]}', which is no part of a store, so it is not replaced; "
-            "choose another --out"
-        )
+
+
+def _inputs(data: TableSource | None, choices: Choices) -> list[Path]:
+    """Return the files that are read, which no output may replace."""
+    if _is_name(data):
+        return [choices.source] if choices.source is not None else []
+    found = [choices.database] if choices.database is not None else []
+    sources = [data, *(each.data for each in (choices.items, choices.users) if each is not None)]
+    for source in sources:
+        if isinstance(source, str | os.PathLike):
+            found += expand_paths([source])
+        elif source is not None and not is_frame(source):
+            found += expand_paths(list(source))
+    return found
 
 
 @contextlib.contextmanager
 def _scratch_next_to(out: Path) -> Iterator[Path]:
     """Make a temporary folder on the disk of `out`; failures of disk or reader are explained."""
+    absent = [folder for folder in out.parents if not folder.exists()]
+    whole = False
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.scratch.", dir=out.parent) as scratch:
             yield Path(scratch)
+        whole = True
     except OSError as error:
         raise SlipstreamError(
             f"could not prepare {out}: {error.strerror or error}; nothing was left behind"
@@ -122,17 +119,32 @@ def _scratch_next_to(out: Path) -> Iterator[Path]:
         raise SlipstreamError(
             f"could not prepare {out}: {str(error).splitlines()[0]}; nothing was left behind"
         ) from error
+    finally:
+        for folder in () if whole else absent:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
-def _open_log(name: str, choices: Choices, scratch: Path, report: Progress) -> RawLog:
-    if name == "synthetic":
-        return synthetic_log(choices.synthetic, scratch, report)
-    if name in ENTRIES:
-        return _open_known(name, choices, scratch, report)
-    path = Path(name)
-    if path.exists():
-        return own_log(_tables_in(path), choices.columns, choices.time_unit)
-    raise SlipstreamError(f"there is no data set and no file '{name}'{did_you_mean(name, NAMES)}")
+def _open_log(
+    data: TableSource | None, choices: Choices, scratch: Path, report: Progress
+) -> RawLog:
+    if choices.sql is not None:
+        report("running the query", 0, 0)
+        return open_own_log(query_table(choices.sql, choices.database, scratch), choices)
+    if not _is_name(data):
+        return open_own_log(open_table(data, log_columns(choices)), choices)
+    name = str(data)
+    log = (
+        synthetic_log(choices.synthetic, scratch, report)
+        if name == "synthetic"
+        else _open_known(name, choices, scratch, report)
+    )
+    return replace(
+        log,
+        source={"name": name} | log.source,
+        nulls=choices.nulls or log.nulls,
+        duplicates=choices.duplicates or log.duplicates,
+    )
 
 
 def _open_known(name: str, choices: Choices, scratch: Path, report: Progress) -> RawLog:
@@ -175,35 +187,3 @@ def _check_md5(source: Path, md5: str | None) -> dict[str, Any]:
         require_whole(source)  # a damaged archive has an error of its own
         raise SlipstreamError(wrong_md5(source, found, md5))
     return {"md5": found, "md5_known": md5 is not None}
-
-
-def _tables_in(path: Path) -> Sequence[Path]:
-    if path.is_file():
-        if path.name.endswith(TABLES) or path.stat().st_size == 0:
-            return [path]
-        raise SlipstreamError(
-            f"{path} is neither CSV nor Parquet (.csv, .csv.gz, .parquet); convert it first"
-        )
-    found = sorted(child for child in path.iterdir() if child.name.endswith(TABLES))
-    if not found:
-        raise SlipstreamError(f"{path} holds no CSV or Parquet file")
-    return found
-
-
-def own_log(paths: Sequence[Path], columns: Columns, time_unit: str) -> RawLog:
-    """Open a user's CSV or Parquet files as one log, in order of name; titles are in the log."""
-    raw = scan_files(paths)
-    source = {
-        "path": str(paths[0].name),
-        "files": len(paths),
-        "columns": columns.__dict__ | {"actions": list(columns.actions)},
-    }
-    log = RawLog(
-        raw, columns, time_unit=time_unit, source=source, untyped=".csv" in paths[0].suffixes
-    )
-    if columns.title is None:
-        return log
-    items = raw.select(
-        id=pl.col(columns.item).cast(pl.String), title=pl.col(columns.title).cast(pl.String)
-    ).unique("id", keep="first")
-    return replace(log, items=items)

@@ -5,7 +5,8 @@ Touch this when the layout of a store changes. A store is a directory of four fi
     sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
                       `action:<name>` per action
     items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one
-                      `feature:<name>` dictionary column each
+                      `feature:<name>` column each: a dictionary (one category a row), a list of
+                      dictionary values (several categories a row), or float32 (a number)
     users.arrow       the same for users
     store.json        format, counts, order rule, filters, source, digest
 
@@ -27,26 +28,49 @@ import pyarrow.compute
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 has one category a row, nothing else
 SEQUENCES, ITEMS, USERS, META = "sequences.arrow", "items.arrow", "users.arrow", "store.json"
 ACTION, FEATURE = "action:", "feature:"
+FEATURE_KINDS = ("category", "categories", "number")
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A column of a vocabulary: code 0 is "unknown", labels ascend from code 1.
+    """A column of a vocabulary: one category a row, several categories a row, or a number.
 
-    A row has one category, several categories, or a number.
+    Code 0 is "unknown", labels ascend from code 1. Row r of "categories" has the codes
+    `codes[offsets_V1[r]:offsets_V1[r + 1]]`. An unknown number is NaN.
     """
 
-    codes: np.ndarray  # int64: category: one per row; categories: all values, row after row
+    kind: Literal["category", "categories", "number"]
+    codes: np.ndarray  # int64; none for a number
+    offsets_V1: np.ndarray | None  # int64, of "categories" only
+    values: np.ndarray | None  # float32, of a "number" only
     cardinality: int  # number of codes, 0 included; 0 for a number
     labels: pa.Array  # text of every code; none for a number
-    kind: Literal["category", "categories", "number"] = "category"
-    offsets_V1: np.ndarray | None = (
-        None  # categories: row r has codes[offsets_V1[r]:offsets_V1[r+1]]
-    )
-    values: np.ndarray | None = None  # number: float32, one per row; NaN: unknown
+
+    @classmethod
+    def of_column(cls, column: pa.Array) -> "Feature":
+        """Make the feature whose Arrow column this is; nothing is copied."""
+        none = np.empty(0, dtype=np.int64)
+        if pa.types.is_floating(column.type):
+            values = column.to_numpy(zero_copy_only=True)
+            return cls("number", none, None, values, 0, pa.array([], pa.large_string()))
+        if pa.types.is_large_list(column.type):
+            inner, offsets_V1 = column.values, column.offsets.to_numpy(zero_copy_only=True)
+            codes = inner.indices.to_numpy(zero_copy_only=True) if len(inner) else none
+            labels = inner.dictionary
+            return cls("categories", codes, offsets_V1, None, len(labels), labels)
+        codes = column.indices.to_numpy(zero_copy_only=True)
+        return cls("category", codes, None, None, len(column.dictionary), column.dictionary)
+
+    @property
+    def known_V(self) -> np.ndarray:
+        """Which rows have a value."""
+        if self.values is not None:
+            return ~np.isnan(self.values)
+        return self.codes > 0 if self.offsets_V1 is None else np.diff(self.offsets_V1) > 0
 
 
 class Vocabulary:
@@ -65,6 +89,11 @@ class Vocabulary:
         if not 0 <= row < len(self):
             raise IndexError(f"{self._noun} row {row} is outside 0 … {len(self) - 1}")
         return self._ids[row].as_py()
+
+    @property
+    def titled(self) -> bool:
+        """Whether the data has titles."""
+        return self._titles is not None
 
     def title(self, row: int) -> str | None:
         """Return the title of a row, if the data has titles."""
@@ -137,7 +166,7 @@ class SequenceStore:
                 f"prepare … --out {directory}`"
             )
         meta = read_json(directory / META)
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        if not isinstance(meta, dict) or meta.get("format") not in READABLE:
             raise SlipstreamError(
                 f"{directory} is not a store of format {FORMAT}; prepare the data again"
             )
@@ -180,6 +209,27 @@ class SequenceStore:
     def digest(self) -> str:
         return str(self.meta["digest"])
 
+    @property
+    def timed(self) -> bool:
+        """Whether the log had times; without, every timestamp is 0."""
+        return bool(self.meta.get("timed", True))
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{self.num_users:,} users",
+            f"{self.num_items:,} items",
+            f"{self.num_behaviours:,} behaviours",
+        ]
+        if not self.timed:
+            parts.append("no times")
+        for noun, names in (
+            ("actions", self.actions),
+            ("features", self.item_features),
+            ("user features", self.user_features),
+        ):
+            parts += [f"{noun} {', '.join(names)}"] if names else []
+        return f"store {self.directory}: {', '.join(parts)}"
+
 
 def _map_batch(path: Path) -> pa.RecordBatch:
     try:
@@ -193,26 +243,14 @@ def _map_batch(path: Path) -> pa.RecordBatch:
 
 def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str, Feature]]:
     names = batch.schema.names
-    features = {}
-    for name in names:
-        if name.startswith(FEATURE):
-            features[name.removeprefix(FEATURE)] = _feature(batch.column(name))
+    features = {
+        name.removeprefix(FEATURE): Feature.of_column(batch.column(name))
+        for name in names
+        if name.startswith(FEATURE)
+    }
     return Vocabulary(
         batch.column("id"), batch.column("title") if "title" in names else None, noun
     ), features
-
-
-def _feature(column: pa.Array) -> Feature:
-    if pa.types.is_floating(column.type):
-        values = column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-        return Feature(np.empty(0, np.int64), 0, pa.array([], pa.string()), "number", values=values)
-    if pa.types.is_large_list(column.type):
-        each, offsets_V1 = column.values, column.offsets.to_numpy(zero_copy_only=True)
-        codes = each.indices.to_numpy(zero_copy_only=True)
-        labels = each.dictionary
-        return Feature(codes, len(labels), labels, "categories", offsets_V1=offsets_V1)
-    codes = column.indices.to_numpy(zero_copy_only=True)
-    return Feature(codes, len(column.dictionary), column.dictionary)
 
 
 def write_store(
@@ -281,7 +319,8 @@ def _array_bytes(array: np.ndarray) -> Iterator[memoryview]:
 def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a vocabulary column.
 
-    Numbers are taken as they are, text as lengths and characters, dictionaries as codes and labels.
+    Numbers are taken as they are, text as lengths and characters, dictionaries as codes and labels,
+    lists as offsets and values.
     """
     for chunk in column.chunks:
         if pa.types.is_dictionary(chunk.type):
@@ -291,7 +330,7 @@ def _column_bytes(column: pa.ChunkedArray) -> Iterator[bytes | memoryview]:
             yield from _array_bytes(chunk.offsets.to_numpy())
             yield from _column_bytes(pa.chunked_array([chunk.values]))
         elif pa.types.is_integer(chunk.type) or pa.types.is_floating(chunk.type):
-            yield from _array_bytes(chunk.to_numpy(zero_copy_only=False))
+            yield from _array_bytes(chunk.to_numpy())
         else:
             lengths = pa.compute.binary_length(chunk).cast(pa.int64()).fill_null(-1)
             yield from _array_bytes(lengths.to_numpy())
