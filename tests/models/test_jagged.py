@@ -8,7 +8,9 @@ from slipstream.models.jagged import (
     join_order,
     leading_tokens,
     offsets_from_lengths,
+    segment_mean,
     sequence_and_place,
+    take_segments,
 )
 
 
@@ -39,3 +41,31 @@ def test_joining_and_cutting_are_each_others_inverse(pairs):
     assert joined == expected
     assert offsets.tolist() == offsets_from_lengths(past_B + new_B).tolist()
     assert [joined[i] for i in leading_tokens(offsets, past_B).tolist()] == past
+
+
+LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.lists(st.integers(0, 5), max_size=7), st.integers(0, 99))
+def test_means_of_taken_segments_and_their_gradients_are_those_of_a_plain_loop(lengths, rows, seed):
+    rows = [row % len(lengths) for row in rows]
+    offsets_N1 = offsets_from_lengths(torch.tensor(lengths))
+    codes_V = torch.randint(0, 5, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+    table_UD = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    plain_UD = table_UD.detach().clone().requires_grad_()
+    rows_T = torch.tensor(rows, dtype=torch.int64)
+    keys_S, offsets_T1 = take_segments(codes_V, offsets_N1, rows_T)
+    means_TD = segment_mean(table_UD[keys_S], offsets_T1)
+    plain = [torch.zeros(0, 3, dtype=torch.float64)]
+    for row in rows:
+        codes = codes_V[offsets_N1[row] : offsets_N1[row + 1]].tolist()
+        plain.append((sum(plain_UD[code] for code in codes) / len(codes)).unsqueeze(0))
+    expected_TD = torch.cat(plain)
+    assert means_TD.shape == (len(rows), 3)
+    assert torch.allclose(means_TD, expected_TD, rtol=0, atol=1e-15)
+    weights_TD = torch.randn(len(rows), 3, dtype=torch.float64)
+    (means_TD * weights_TD).sum().backward()
+    if rows:
+        (expected_TD * weights_TD).sum().backward()
+        assert torch.allclose(table_UD.grad, plain_UD.grad, rtol=0, atol=1e-14)

@@ -17,7 +17,7 @@ from slipstream.training.device import find_device
 from slipstream.training.recipe import Recipe
 from slipstream.training.run import train
 from tests.support import stand_in_device
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import RICH, small_recipe, small_store
 
 RANKING = {
     "task": "ranking",
@@ -31,7 +31,7 @@ CASES = {
         "loss": {"sampling": "popularity", "kind": "shared_softmax"},
         **FEATURES,
     },
-    "fuxi, ranking": {"model": {"kind": "fuxi", "dropout": 0.2}, **RANKING, **FEATURES},
+    "fuxi, ranking": {"model": {"kind": "fuxi", "dropout": 0.2}, **RANKING, **RICH},
     "sasrec": {
         "model": {"kind": "sasrec", "heads": 1, "dropout": 0.2},
         "loss": {"kind": "bce", "negatives": 5},
@@ -95,7 +95,7 @@ def compare(store: SequenceStore, scratch: Path, case: dict) -> dict[str, object
 
 
 def main(scratch: Path) -> None:
-    store = small_store(scratch / "store", users=8, mean_length=5)
+    store = small_store(scratch / "store", users=8, mean_length=5, rich=True)
     found: dict[str, object] = {
         name: compare(store, scratch / str(number), case)
         for number, (name, case) in enumerate(CASES.items())

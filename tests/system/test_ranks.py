@@ -18,7 +18,7 @@ from slipstream.training.ranks import ALONE, Ranks, arrange
 from slipstream.training.recommender import Recommender
 from slipstream.training.run import make_sampler
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import RICH, small_recipe, small_store
 
 STEPS = 50
 RANKING = {
@@ -42,6 +42,11 @@ KINDS = {
         "tables": {"optimizer": "rowwise_adagrad", "lr": 0.05, "tier": "disk"},
     },
     "ranking adam hashed": {**RANKING, "tables": {"optimizer": "rowwise_adam", "tier": "hashed"}},
+    "ranking adam, features of all kinds": {
+        **RANKING,
+        **RICH,
+        "tables": {"optimizer": "rowwise_adam"},
+    },
     "whole catalogue, every row moves": {
         **RETRIEVAL,
         "loss": {"kind": "full_softmax"},
@@ -180,7 +185,7 @@ def assert_close(answers):
 @pytest.fixture
 def store(tmp_path):
     directory = tmp_path / "store"
-    small_store(directory)
+    small_store(directory, rich=True)
     return str(directory)
 
 
@@ -214,7 +219,7 @@ def test_four_ranks_and_replicas_equal_one_in_fp32(tmp_path, store):
 
 
 def test_two_ranks_equal_one(tmp_path, store):
-    kinds = ["retrieval adagrad", "ranking adam"]
+    kinds = ["retrieval adagrad", "ranking adam", "ranking adam, features of all kinds"]
     assert_close(
         run_ranks(
             2,

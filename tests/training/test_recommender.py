@@ -12,6 +12,7 @@ from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from tests.support.training_fixtures import (
+    RICH,
     loss_of,
     read_step,
     small_recipe,
@@ -188,6 +189,79 @@ def test_how_a_batch_is_cut_does_not_change_its_gradient(store, changes):
     assert any(
         not torch.allclose(expected, other_step[name]) for name, expected in whole.items()
     )  # dropout is really drawn
+
+
+def plain_rows(store, recommender, batch, tables):
+    """What tokens and users read, one by one: a row, or the mean of several."""
+    rows = {"item": torch.stack([tables["item"][item] for item in batch.items_T.tolist()])}
+    for noun, names, features, places in (
+        ("item", recommender.recipe.item_features, store.item_features, batch.items_T),
+        ("user", recommender.recipe.user_features, store.user_features, batch.sample_ids_B),
+    ):
+        for name in names:
+            feature, table, taken = features[name], tables[f"{noun}.{name}"], []
+            edges = recommender.features.by_table()[f"{noun}.{name}"].edges
+            for place in places.tolist():
+                if feature.kind == "number":
+                    value = float(feature.values[place])
+                    codes = [1 + sum(value >= edge for edge in edges) if value == value else 0]
+                elif feature.kind == "category":
+                    codes = [int(feature.codes[place])]
+                else:
+                    start, end = feature.offsets_V1[place : place + 2]
+                    codes = feature.codes[start:end].tolist() or [0]
+                taken.append(sum(table[code] for code in codes) / len(codes))
+            rows[f"{noun}.{name}"] = torch.stack(taken)
+    return rows
+
+
+def test_features_of_every_kind_have_the_gradient_of_a_plain_loop(tmp_path):
+    store = small_store(tmp_path / "rich", rich=True)
+    recipe = small_recipe(
+        **RICH, loss={"kind": "full_softmax"}, model={"dropout": 0.0, "input_dropout": 0.0}
+    )
+    recommender = Recommender.build(recipe, store, torch.float64)
+    batch = sampler_of(recipe, store).next_batch()
+    tables = {
+        name: table.all_rows().clone().requires_grad_()
+        for name, table in recommender.tables.tables.items()
+    }
+    hidden_TD = recommender.model(
+        ModelInput(
+            rows=plain_rows(store, recommender, batch, tables),
+            offsets_B1=batch.offsets_B1,
+            timestamps_T=batch.timestamps_T,
+            next_timestamps_T=batch.next_timestamps_T,
+            token_ids_T=batch.token_ids_T,
+        )
+    )
+    logits_TN = F.normalize(hidden_TD, dim=1) @ F.normalize(tables["item"], dim=1).T
+    asked_T = batch.supervised_T
+    loss = F.cross_entropy(
+        logits_TN[asked_T] / recipe.loss.temperature, batch.next_items_T[asked_T], reduction="sum"
+    )
+    loss.backward()
+    found = gradients(recommender, [batch], 0, 1)
+    ours = loss_of(recommender, batch, 0).detach()
+    assert float(ours) == pytest.approx(float(loss.detach()), rel=1e-12)
+    for name, table in tables.items():
+        assert torch.allclose(found[name], table.grad, rtol=1e-9, atol=1e-12), name
+        assert float(table.grad.abs().max()) > 1e-4, name
+
+
+@pytest.mark.parametrize("changes", [{}, RANKING], ids=["retrieval", "ranking"])
+def test_cutting_a_batch_cuts_features_with_several_values_alike(tmp_path, changes):
+    store = small_store(tmp_path / "rich", rich=True)
+    recipe = small_recipe(**RICH, **changes)
+    recommender = Recommender.build(recipe, store, torch.float64)
+    batch = sampler_of(recipe, store).next_batch()
+    whole = gradients(recommender, [batch], 7, 10)
+    parts = [batch.take(torch.tensor(users, dtype=torch.int64)) for users in ([3], [], [0, 2], [1])]
+    cut = gradients(recommender, [part for part in parts if part.num_users], 7, 10)
+    for name, expected in whole.items():
+        assert torch.allclose(expected, cut[name], rtol=1e-9, atol=1e-12), name
+    empty = recommender.plan_step(parts[1], 7)
+    assert empty.count == 0 and all(not each[0].numel() for each in empty.key_lists().values())
 
 
 def test_ranking_predicts_what_its_loss_trains(store):

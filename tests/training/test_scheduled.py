@@ -11,19 +11,21 @@ from slipstream.tables.slices import Placement
 from slipstream.training import checkpoint, loop
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import trained_digest
+from slipstream.training.recommender import Recommender
 from slipstream.training.run import train
 from slipstream.training.scheduled import load_stale_rows, recipe_schedule, stale_row_files
 from slipstream.training.telemetry import read_metrics
 from tests.support.pipeline_problem import lanes_left
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import RICH, small_recipe, small_store
 
 
-def recipe_of(schedule, **train_options):
+def recipe_of(schedule, tables=(), features=(), **train_options):
     options = {"schedule": schedule, "epochs": 4, "checkpoint_every": 3, **train_options}
     return small_recipe(
-        tables={"optimizer": "rowwise_adam"},
+        tables={"optimizer": "rowwise_adam", **dict(tables)},
         optimizer={"decay": "cosine", "warmup_steps": 3},
         train=options,
+        **dict(features),
     )
 
 
@@ -71,6 +73,44 @@ def test_cutting_changes_only_rounding(store, tmp_path, cluster):
     assert (
         max(float((plain[name].double() - cut[name].double()).abs().max()) for name in plain) < 1e-9
     )
+
+
+CUT = {"micro_batches": 3, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "tables"),
+    [
+        ("dual_buffer", {"epochs": 2}, {}),
+        ("nested", CUT, {}),
+        ("nested", {**CUT, "cluster": False}, {"tier": "hashed"}),
+        ("frozen_window", CUT, {"tier": "disk", "cache_bytes": 1 << 16}),
+        ("frozen_window", CUT, {"optimizer": "rowwise_adagrad"}),
+    ],
+)
+def test_features_with_several_values_train_alike_by_every_schedule(
+    tmp_path, schedule, options, tables
+):
+    store = small_store(tmp_path / "store", rich=True)
+    optimizer = {"optimizer": tables["optimizer"]} if "optimizer" in tables else {}
+    plain = recipe_of("synchronous", optimizer, RICH, epochs=2)
+    if tables.get("tier") == "disk":
+        tables = {**tables, "directory": str(tmp_path / "rows")}
+    found = {}
+    for name, recipe in (("plain", plain), ("other", recipe_of(schedule, tables, RICH, **options))):
+        train(recipe, store, tmp_path / name, quiet=True, dtype=torch.float64)
+        newest = checkpoint.latest(tmp_path / name / "checkpoints")
+        in_memory = "hashed" if tables.get("tier") == "hashed" and name == "other" else "memory"
+        place = recipe.tables.model_copy(update={"tier": in_memory, "directory": None})
+        found[name] = Recommender.build(
+            recipe.model_copy(update={"tables": place}), store, torch.float64
+        )
+        checkpoint.load_weights(newest, found[name])
+    for name in found["plain"].tables.tables:
+        expected, other = (found[each].tables.all_rows(name) for each in ("plain", "other"))
+        assert float((expected - other).abs().max()) < 1e-9, name
+    start = Recommender.build(plain, store, torch.float64).tables.all_rows("item.colours")
+    assert float((found["other"].tables.all_rows("item.colours") - start).abs().min()) > 0
 
 
 @pytest.mark.parametrize("schedule", ("nested", "frozen_window", "semi_async", "six_stage"))

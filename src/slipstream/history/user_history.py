@@ -13,8 +13,8 @@ class History:
 
     `items` are original ids and `timestamps` whole numbers; `actions` holds one column per action,
     `user_features` the values of the user features a bundle was trained with: a label or a code, a
-    list of them, or a number (an absent one counts as not known). Messages and stores give numpy arrays (int64, and float32 for actions); the
-    engine also takes lists and checks them.
+    list of them, or a number (an absent one counts as not known). Messages and stores give numpy
+    arrays (int64, and float32 for actions); the engine also takes lists and checks them.
     """
 
     items: Any

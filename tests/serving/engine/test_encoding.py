@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.history.user_history import History
+from slipstream.serving.engine.encoding import HistoryEncoder, UserFeature
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (
     FIRST_ID,
@@ -63,6 +64,9 @@ def test_user_features_and_actions_count(tmp_path):
         ({"actions": {"click": [1], "like": [1, 2]}}, "one value per item"),
         ({"actions": {"click": [float("nan")], "like": [1]}}, "finite"),
         ({"user_features": {"age": 4}}, "code from 0 to 3"),
+        ({"user_features": {"age": True}}, "code from 0 to 3, got True"),
+        ({"user_features": {"age": "old"}}, "code from 0 to 3, got 'old'"),
+        ({"user_features": {"aeg": 1}}, "no user feature 'aeg'; it reads age"),
     ],
 )
 def test_the_error_of_a_bad_history_says_what_to_send(tmp_path, broken, message):
@@ -71,3 +75,69 @@ def test_the_error_of_a_bad_history_says_what_to_send(tmp_path, broken, message)
     served.prefill(good)
     with pytest.raises(BadRequest, match=message):
         served.prefill(replace(good, **broken))
+
+
+FEATURES = {
+    "city": UserFeature(3, labels={"": 0, "Rome": 1, "Oslo": 2}),
+    "hobbies": UserFeature(4, "categories", {"": 0, "chess": 1, "golf": 2, "ski": 3}),
+    "income": UserFeature(5, "number", edges=(10.0, 20.0, 30.0)),
+}
+
+
+def codes_of(served, **values):
+    encoder = HistoryEncoder(served.items, {}, FEATURES)
+    return encoder.encode(History([], [], {}, values)).user_features
+
+
+def test_user_features_are_labels_codes_lists_or_numbers(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    unknown = {"city": 0, "hobbies": (0,), "income": 0}
+    assert codes_of(served) == unknown
+    assert codes_of(served, city=None, hobbies=None, income=None) == unknown
+    assert codes_of(served, city="Paris", hobbies=[], income=float("nan")) == unknown
+    told = codes_of(served, city="Oslo", hobbies=["golf", "chess"], income=20)
+    assert told == {"city": 2, "hobbies": (2, 1), "income": 3}
+    assert told == codes_of(served, city=2, hobbies=(2, "chess"), income=np.float32(29.5))
+    assert codes_of(served, hobbies="ski")["hobbies"] == (3,)
+    assert codes_of(served, hobbies=["ski", "tennis"])["hobbies"] == (3, 0)
+    bins = [codes_of(served, income=value)["income"] for value in (-5, 9.99, 10, 19, 30, 1e9)]
+    assert bins == [1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"city": 3}, "one of its labels as text, or a code from 0 to 2, got 3"),
+        ({"city": ["Rome"]}, "user feature 'city' must be"),
+        ({"city": 1.5}, "user feature 'city' must be"),
+        ({"hobbies": [["ski"]]}, "user feature 'hobbies' must be"),
+        ({"hobbies": [1] * 1001}, "send at most 1000"),
+        ({"income": "much"}, "user feature 'income' must be a number, got 'much'"),
+        ({"income": True}, "must be a number"),
+        ({"income": 10**400}, "must be a number"),
+        ({"town": "Rome"}, "no user feature 'town'; it reads city, hobbies, income"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_to_send(tmp_path, values, message):
+    with pytest.raises(BadRequest, match=message):
+        codes_of(engine(tmp_path, blocks=1), **values)
+
+
+def test_a_bundle_without_user_features_refuses_them(tmp_path):
+    encoder = HistoryEncoder(engine(tmp_path, blocks=1).items, {}, {})
+    with pytest.raises(BadRequest, match="leave features out"):
+        encoder.encode(History([], [], {}, {"age": 1}))
+
+
+def test_features_with_several_values_are_part_of_the_digest(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    encoder = HistoryEncoder(served.items, {}, FEATURES)
+    given = [{}, {"hobbies": [1]}, {"hobbies": [1, 2]}, {"hobbies": [2, 1]}, {"income": 15}]
+    digests = {encoder.encode(History([], [], {}, values)).digest() for values in given}
+    assert len(digests) == len(given)
+
+
+def test_times_count_only_where_the_log_had_them(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    encoder = HistoryEncoder(served.items, {}, {}, timed=False)
+    assert encoder.encode(History([FIRST_ID] * 2, [5, 9])).timestamps_T.tolist() == [0, 0]

@@ -98,9 +98,9 @@ class UserFeature:
             return 0
         if isinstance(value, str) and self.labels:
             return self.labels.get(value, 0)
-        if isinstance(value, int | np.integer) and not isinstance(value, bool):
-            if 0 <= value < self.cardinality:
-                return int(value)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if whole and 0 <= value < self.cardinality:
+            return int(value)
         text = "one of its labels as text, or " if self.labels else ""
         raise BadRequest(
             f"user feature '{name}' must be {text}a code from 0 to {self.cardinality - 1}, got "
