@@ -68,7 +68,7 @@ _load, _ = exporter(
         "SequenceStore": "data.store",
         "SlipstreamError": "errors",
         "load": "api.functions",
-        "prepare": "api.functions",
+        "prepare": "api.preparing",
         "train": "api.functions",
     },
 )

@@ -26,7 +26,7 @@ __getattr__, __dir__ = exporter(
         "Run": "trained_run",
         "load": "functions",
         "open_store": "functions",
-        "prepare": "functions",
+        "prepare": "preparing",
         "train": "functions",
     },
 )
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from slipstream.api.bundle_model import BundleModel as BundleModel
     from slipstream.api.functions import load as load
     from slipstream.api.functions import open_store as open_store
-    from slipstream.api.functions import prepare as prepare
     from slipstream.api.functions import train as train
     from slipstream.api.predictor import Predictor as Predictor
+    from slipstream.api.preparing import prepare as prepare
     from slipstream.api.trained_run import Figures as Figures
     from slipstream.api.trained_run import Run as Run

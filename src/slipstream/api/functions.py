@@ -1,4 +1,4 @@
-"""The functions of `import slipstream as ss`: prepare, train, load, compare.
+"""The functions of `import slipstream as ss` besides `prepare`: train, load, compare.
 
     store = ss.prepare("events.csv", user="customer", item="sku", time="when")
     run = ss.train(store, model={"dim": 32}, epochs=3)
@@ -18,8 +18,6 @@ from slipstream.api.arguments import clear_arguments
 from slipstream.api.bundle_model import BundleModel
 from slipstream.api.trained_run import Run
 from slipstream.config import load_recipe
-from slipstream.data.preparation import Choices, Progress
-from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import kind_of_directory
@@ -36,23 +34,6 @@ from slipstream.training.telemetry import is_first_rank
 
 DEFAULT_RECIPE = "retrieval-default"
 PathLike = str | os.PathLike[str]
-
-
-def prepare(
-    name: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    source: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    progress: Progress | None = None,
-    **choices: Any,
-) -> SequenceStore:
-    """Prepare a known data set, or a log of your own, as a sequence store.
-
-    The choices are the fields of `data.prepare.Choices`.
-    """
-    chosen = Choices(source=None if source is None else Path(source), **choices)
-    return prepare_store(name, out, chosen, force=force, progress=progress)
 
 
 def open_store(data: PathLike | SequenceStore | None) -> SequenceStore:
