@@ -4,15 +4,30 @@ A wrong argument is a SlipstreamError of one sentence, never a TypeError. Touch 
 argument had another name before, or when another type is accepted.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from slipstream.errors import SlipstreamError, did_you_mean
 
+# Flags of the command whose argument here is not the flag with underscores.
+_ARGUMENTS = {
+    "--force": "force=True",
+    "--user-column": "user",
+    "--item-column": "item",
+    "--time-column none": "time=None",
+    "--time-column": "time",
+    "--action-columns": "actions",
+    "--title-column": "title",
+    "--multi-separator": "separator",
+}
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -120,3 +135,26 @@ def ids_of(name: str, values: Any) -> list[int | str]:
                 f"a {type(value).__name__}"
             )
     return found
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return a path that an argument must be."""
+    if not isinstance(value, str | os.PathLike):
+        raise SlipstreamError(f"{name} must be a path, got {value!r}")
+    return Path(value)
+
+
+@contextlib.contextmanager
+def in_python_words() -> Iterator[None]:
+    """Let errors name arguments of the Python function instead of the command's flags."""
+    try:
+        yield
+    except SlipstreamError as error:
+        text = str(error)
+        for flag, argument in _ARGUMENTS.items():
+            text = text.replace(flag, argument)
+        flags = r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)"
+        text = re.sub(flags, lambda found: found[1].replace("-", "_"), text)
+        if text == str(error):
+            raise
+        raise SlipstreamError(text) from error

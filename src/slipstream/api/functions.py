@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slipstream.api.arguments import clear_arguments
+from slipstream.api.arguments import clear_arguments, path_of
 from slipstream.api.bundle_model import BundleModel
 from slipstream.api.trained_run import Run
 from slipstream.config import load_recipe
@@ -45,7 +45,7 @@ def open_store(data: PathLike | SequenceStore | None) -> SequenceStore:
             "the recipe names no data; add data=DIR with the directory made by `slipstream data "
             "prepare`"
         )
-    return SequenceStore.open(_path("data", data))
+    return SequenceStore.open(path_of("data", data))
 
 
 @clear_arguments()
@@ -83,7 +83,7 @@ def train(
     store = open_store(data if data is not None else chosen.data)
     if recipe is None and "name" not in settings:
         chosen = chosen.model_copy(update={"name": store.directory.resolve().name})
-    place = Path("runs") / chosen.name if out is None else _path("out", out)
+    place = Path("runs") / chosen.name if out is None else path_of("out", out)
     result = train_run(chosen, store, place, quiet=quiet, own=own)
     if is_first_rank():
         write_report(result.directory)
@@ -119,7 +119,7 @@ def _chosen_recipe(
     recipe: PathLike | Recipe | None, overrides: Sequence[str], settings: dict[str, Any]
 ) -> Recipe:
     if not isinstance(recipe, Recipe):
-        path = _path("recipe", DEFAULT_RECIPE if recipe is None else recipe)
+        path = path_of("recipe", DEFAULT_RECIPE if recipe is None else recipe)
         return load_recipe(Recipe, path, overrides, **_flat(settings))
     if overrides or settings:
         raise SlipstreamError(
@@ -148,25 +148,18 @@ def load(
 ) -> Run | BundleModel | SequenceStore:
     """Open what a directory holds: a run, a bundle or a store.
 
-    `data` is for a bundle: the store whose users it is asked about.
+    `data` is the store whose users a bundle is asked about, or where a run's store lies now.
     """
-    directory = _path("path", path)
+    directory = path_of("path", path)
     kind = kind_of_directory(directory)
-    if kind == "bundle":
-        return BundleModel(directory, None if data is None else open_store(data))
-    if data is not None and kind is not None:
-        raise SlipstreamError(f"data= is for a bundle, but {directory} is a {kind}; leave it out")
-    if kind == "run":
-        return Run(directory)
+    if kind in ("run", "bundle"):
+        store = None if data is None else open_store(data)
+        return Run(directory, store) if kind == "run" else BundleModel(directory, store)
+    if kind == "store" and data is not None:
+        raise SlipstreamError(f"{directory} is a store itself, so data= has no meaning; drop it")
     if kind == "store":
         return SequenceStore.open(directory)
     exists = (
         "holds neither a run nor a bundle nor a store" if directory.exists() else "is not there"
     )
     raise SlipstreamError(f"{directory} {exists}; give a directory of ss.train, export or prepare")
-
-
-def _path(name: str, value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise SlipstreamError(f"{name} must be a path, got {value!r}")
-    return Path(value)

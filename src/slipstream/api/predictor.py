@@ -29,6 +29,7 @@ from slipstream.serving.engine.engine import Engine
 
 USERS_AT_ONCE = 64  # users whose scores over the whole catalogue are alive at once
 Repeat = Literal["allow", "exclude"]
+REPEAT = ("allow", "exclude")
 ItemId = int | str
 Filter = Callable[[Any], bool] | Collection[Any]
 COUNT = {"count": "did you mean 'k'?", "n": "did you mean 'k'?", "top_k": "did you mean 'k'?"}
@@ -78,7 +79,7 @@ class Predictor(abc.ABC):
         replaces the model's rule about items the user has seen. `request_time` is in seconds.
         """
         k, allowed_N = whole_number("k", k, least=1), self._allowed_N(filter, exclude)
-        rule = self.bundle.repeat if repeat is None else one_of("repeat", repeat, _REPEAT)
+        rule = self.bundle.repeat if repeat is None else one_of("repeat", repeat, REPEAT)
         owners: list[ItemId] = []
         ranks: list[int] = []
         rows: list[int] = []
@@ -253,9 +254,6 @@ class Predictor(abc.ABC):
             return table
         titles = pl.Series("title", [items.title(row) for row in rows], dtype=pl.String)
         return table.with_columns(titles)
-
-
-_REPEAT = ("allow", "exclude")
 
 
 def _best(scores_N: torch.Tensor, k: int) -> tuple[list[int], list[float]]:

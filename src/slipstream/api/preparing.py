@@ -3,14 +3,13 @@
 Touch this when there is a new choice; the work is in data/preparation.py.
 """
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.api.arguments import clear_arguments
+from slipstream.api.arguments import clear_arguments, in_python_words, path_of
 from slipstream.data.catalogue import NAMES
 from slipstream.data.choices import Choices, FeatureFile, TableSource
 from slipstream.data.preparation import prepare as prepare_store
@@ -35,17 +34,6 @@ _HINTS = {
     "action_columns": "did you mean 'actions'?",
     "title_column": "did you mean 'title'?",
     "name": "the data comes first and has no name; did you mean 'out'?",
-}
-# Flags of the command whose argument here is not the flag with underscores.
-_ARGUMENTS = {
-    "--force": "force=True",
-    "--user-column": "user",
-    "--item-column": "item",
-    "--time-column none": "time=None",
-    "--time-column": "time",
-    "--action-columns": "actions",
-    "--title-column": "title",
-    "--multi-separator": "separator",
 }
 
 
@@ -93,7 +81,7 @@ def prepare(
     """
     with in_python_words():
         choices = Choices(
-            source=_path("source", source),
+            source=None if source is None else path_of("source", source),
             columns=Columns(
                 _word("user", user),
                 _word("item", item),
@@ -113,14 +101,14 @@ def prepare(
                 users, user_id, _words("user_features", user_features), None, separator
             ),
             sql=sql,
-            database=_path("database", database),
+            database=None if database is None else path_of("database", database),
             min_item_count=min_item_count,
             min_user_count=min_user_count,
             k_core=k_core,
             category=category,
             synthetic=synthetic or Synthetic(),
         )
-        target = _path("out", out) or Path("data") / default_name(data)
+        target = Path("data") / default_name(data) if out is None else path_of("out", out)
         with Ticker(patience=1e9 if quiet else 2.0) as ticker:
             return prepare_store(data, target, choices, force=force, progress=progress or ticker)
 
@@ -141,34 +129,12 @@ def default_name(data: Any) -> str:
     return path.name.split(".")[0] or path.resolve().name or "log"
 
 
-@contextlib.contextmanager
-def in_python_words() -> Iterator[None]:
-    """Let errors name arguments of the Python function instead of the command's flags."""
-    try:
-        yield
-    except SlipstreamError as error:
-        text = str(error)
-        for flag, argument in _ARGUMENTS.items():
-            text = text.replace(flag, argument)
-        flags = r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)"
-        text = re.sub(flags, lambda found: found[1].replace("-", "_"), text)
-        if text == str(error):
-            raise
-        raise SlipstreamError(text) from error
-
-
 def _features(
     data: Any, id: str | None, names: tuple[str, ...], title: str | None, separator: str | None
 ) -> FeatureFile | None:
     if data is None and not names and title is None:
         return None
     return FeatureFile(data, id, names, title, separator)
-
-
-def _path(name: str, value: Any) -> Path | None:
-    if value is not None and not isinstance(value, str | os.PathLike):
-        raise SlipstreamError(f"{name} must be a path, got {value!r}")
-    return None if value is None else Path(value)
 
 
 def _word(name: str, value: Any) -> str:

@@ -9,33 +9,31 @@ Touch this when a run should do more; what it shares with a bundle is in predict
 """
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
 
-from slipstream.api.arguments import clear_arguments, one_of
-from slipstream.api.predictor import Predictor
+from slipstream.api.arguments import clear_arguments, in_python_words, one_of, path_of
+from slipstream.api.predictor import REPEAT, Predictor, Repeat
 from slipstream.bundle import Bundle
 from slipstream.data.store import SequenceStore, Vocabulary
 from slipstream.display import card, shown
 from slipstream.errors import SlipstreamError
-from slipstream.files import check_output, kind_of_directory, read_json, write_json
-from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
+from slipstream.files import check_output, kind_of_directory, read_json
 from slipstream.training.export import bundle_in_memory, export_recommender
+from slipstream.training.own_functions import MetricFunction, OwnFunctions, own_metrics
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
-from slipstream.training.run import Evaluate, open_run, read_recipe
+from slipstream.training.run import open_run, read_recipe
+from slipstream.training.run_evaluation import EvaluationProtocol, evaluate_run
 from slipstream.training.telemetry import read_metrics
 
 SPLITS = ("validation", "test")
-PROTOCOLS: dict[str, Evaluate] = {
-    "full": evaluate,
-    "sampled": evaluate_sampled,
-    "no_request_time": evaluate_without_request_time,
-}
+PROTOCOLS = ("full", "sampled", "no_request_time")
 
 
 class Figures(dict[str, float]):
@@ -63,10 +61,14 @@ class Figures(dict[str, float]):
 
 
 class Run(Predictor):
-    """A trained run on disk."""
+    """A trained run on disk; `data` is where its store lies now, if not where it was trained."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        data: str | os.PathLike[str] | SequenceStore | None = None,
+    ) -> None:
+        self.directory, self._data = Path(directory), data
         if kind_of_directory(self.directory) != "run":
             raise SlipstreamError(
                 f"{self.directory} is not a run (no run.json); train one with ss.train(…, "
@@ -81,7 +83,10 @@ class Run(Predictor):
 
     @cached_property
     def _opened(self) -> tuple[Recipe, SequenceStore, Recommender]:
-        return open_run(self.directory)
+        data = self._data
+        if isinstance(data, str | os.PathLike):
+            data = SequenceStore.open(Path(data))
+        return open_run(self.directory, data)
 
     @property
     def recipe(self) -> Recipe:
@@ -125,30 +130,32 @@ class Run(Predictor):
             rows.append(record | {f"validation {name}": v for name, v in validation.items()})
         return pl.DataFrame(rows, infer_schema_length=None)
 
-    @clear_arguments({"which": "did you mean 'split'?"})
+    @clear_arguments({"which": "did you mean 'split'?", "metrics": "did you mean 'metric'?"})
     def evaluate(
         self,
         split: Literal["validation", "test"] = "test",
         *,
-        protocol: Literal["full", "sampled", "no_request_time"] = "full",
+        protocol: EvaluationProtocol = "full",
+        repeat: Repeat | None = None,
+        metric: MetricFunction | Collection[MetricFunction] | None = None,
     ) -> Figures:
         """Compute metrics on a held-out split and write them to run.json.
 
         Two more protocols compare retrieval runs: `sampled` is SASRec's old one, `no_request_time`
-        hides the time of the request from the model.
+        hides the time of the request from the model. `repeat` is another rule than the recipe's.
+        `metric` is a function of the targets' places, or several, beside the usual figures.
         """
         one_of("split", split, SPLITS)
-        one_of("protocol", protocol, tuple(PROTOCOLS))
-        recipe, store, recommender = self._opened
-        if protocol != "full" and recipe.task != "retrieval":
-            raise SlipstreamError(
-                f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it out"
-            )
-        figures = PROTOCOLS[protocol](recommender, store, recipe, split)
-        name = split if protocol == "full" else f"{split}_{protocol}"
-        write_json(self.directory / "run.json", self.note | {name: figures})
-        self.report()
-        return Figures(figures, f"{self.directory.name}: {name.replace('_', ', ', 1)}")
+        one_of("protocol", protocol, PROTOCOLS)
+        if repeat is not None:
+            one_of("repeat", repeat, REPEAT)
+        own = OwnFunctions(own_metrics(metric))
+        done = evaluate_run(
+            self.directory, *self._opened, split, protocol=protocol, repeat=repeat, own=own
+        )
+        told = [self.directory.resolve().name, split, *([] if protocol == "full" else [protocol])]
+        told += [f"repeat {repeat}"] if repeat else []
+        return Figures(done.figures, ", ".join(told))
 
     @clear_arguments({"directory": "did you mean 'out'?", "path": "did you mean 'out'?"})
     def export(self, out: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -156,11 +163,15 @@ class Run(Predictor):
 
         What is at `out` is replaced only with `force`, and only if it is a bundle.
         """
-        check_output(out, "bundle", force=force, inputs=[self.directory])
-        note, inputs = self.note, [self.directory]
-        figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
-        export_recommender(self.recommender, self.store, out, force=force, inputs=inputs, **figures)
-        return Path(out)
+        with in_python_words():
+            place, inputs = path_of("out", out), [self.directory]
+            check_output(place, "bundle", force=force, inputs=inputs)
+            note = self.note
+            figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
+            export_recommender(
+                self.recommender, self.store, place, force=force, inputs=inputs, **figures
+            )
+        return place
 
     @clear_arguments()
     def report(self) -> Path:

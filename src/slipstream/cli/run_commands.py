@@ -1,10 +1,13 @@
 """`slipstream train | evaluate | recommend | export`: the commands of one run.
 
-Touch this when such a command gets another flag or prints something else; the work is in api.py.
+Touch this when such a command gets another flag or prints something else; the work is in api.py and
+training/.
 """
 
+import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,47 +18,83 @@ from slipstream.files import read_json
 
 if TYPE_CHECKING:
     from slipstream import api
+    from slipstream.data.store import SequenceStore
+    from slipstream.training.recipe import Recipe
+    from slipstream.training.recommendation import Recommendation
+    from slipstream.training.recommender import Recommender
 
 RunArgument = Annotated[
     Path, typer.Argument(help="A run's directory, for example runs/ml-1m-hstu.", show_default=False)
 ]
+RepeatOption = Annotated[
+    Literal["exclude", "allow"] | None,
+    typer.Option(help="May seen items be recommended? Default: as the recipe says."),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Where the run's data lies now; default: where it was trained."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SERVER = "http://127.0.0.1:8000"
+PROTOCOLS = {"full": [], "sampled": ["sampled"], "no_request_time": ["request time hidden"]}
 console = Console(highlight=False)
 
 
 def show_metrics(figures: dict[str, float], title: str) -> None:
-    """Print metrics as a small table: one row per kind, one column per k (or task)."""
+    """Print metrics as a small table: a row per kind, popularity below it, a column per k or task.
+
+    A second line has the counts and the shares of repeats and cold users and items.
+    """
+    from slipstream.training.popularity import BASELINE
+    from slipstream.training.report import COUNTS, SHARES, show_figure
+
     console.print(f"[bold]{title}[/bold]")
+    cells = {name: _kind_and_column(name) for name in figures if "@" in name or "/" in name}
+    columns = list(dict.fromkeys(column for _, column in cells.values()))
     table = Table()
-    columns = list(
-        dict.fromkeys(
-            name.partition("@")[2] or name.partition("/")[2]
-            for name in figures
-            if "@" in name or "/" in name
-        )
-    )
-    kinds = list(
-        dict.fromkeys(
-            name.partition("@")[0].partition("/")[0]
-            for name in figures
-            if "@" in name or "/" in name
-        )
-    )
     table.add_column("")
     for column in columns:
         table.add_column(f"@{column}" if column.isdigit() else column, justify="right")
-    for kind in kinds:
-        values = [
-            figures.get(f"{kind}@{column}", figures.get(f"{kind}/{column}")) for column in columns
-        ]
-        table.add_row(kind, *("" if value is None else f"{value:.4f}" for value in values))
+    values = {place: f"{figures[name]:.4f}" for name, place in cells.items()}
+    kinds = dict.fromkeys(kind.removeprefix(BASELINE) for kind, _ in cells.values())
+    for kind in (prefix + kind for kind in kinds for prefix in ("", BASELINE)):
+        row = [values.get((kind, column), "") for column in columns]
+        if any(row):
+            table.add_row(kind, *row, style="dim" if kind.startswith(BASELINE) else "")
     console.print(table)
-    rest = {name: value for name, value in figures.items() if "@" not in name and "/" not in name}
-    console.print(
-        "   ".join(
-            f"{name} {value:,.0f}" if value >= 2 else f"{name} {value:.4f}"
-            for name, value in rest.items()
-        )
-    )
+    rest = [name for name in figures if name not in (*cells, *COUNTS, *SHARES)]
+    shown = [
+        f"{name} {show_figure(name, figures[name])}"
+        for name in [*rest, *COUNTS, *SHARES[1:]]
+        if name in figures
+    ]
+    console.print("   ".join(shown).replace("cold_", "cold "))
+
+
+def _kind_and_column(name: str) -> tuple[str, str]:
+    """Split HR@10 and AUC/click into what is measured and at what."""
+    kind, _, column = name.partition("@") if "@" in name else name.partition("/")
+    return kind, column
+
+
+def describe_rules(figures: dict[str, float], recipe: "Recipe", repeat: str, split: str) -> str:
+    """Return the lines on how repeats are treated and which behaviours the model sees."""
+    share = figures.get("repeats", 0.0)
+    line = f"repeat: {repeat}"
+    if share > 0.005:
+        line += f"; {share:.1%} of the {split} items are repeats"
+        if repeat == "exclude" and recipe.task == "retrieval":
+            line += ", which can never be hit; repeat=allow would recommend them"
+    window = f"window: {recipe.window}, at most {recipe.sampler.max_len:,} behaviours"
+    return f"{line}\n{window}"
+
+
+def open_with_data(run: Path, data: Path | None) -> "tuple[Recipe, SequenceStore, Recommender]":
+    """Open a run, on the data where it was trained or where it lies now."""
+    from slipstream.data.store import SequenceStore
+    from slipstream.training.run import open_run
+
+    return open_run(run, None if data is None else SequenceStore.open(data))
 
 
 def train(
@@ -97,6 +136,9 @@ def train(
 
 def evaluate(
     run: RunArgument,
+    url: Annotated[
+        str, typer.Argument(help="Where the server of --as-served is.", show_default=True)
+    ] = SERVER,
     split: Annotated[
         Literal["test", "validation"], typer.Option(help="Which held-out behaviours to predict.")
     ] = "test",
@@ -113,19 +155,90 @@ def evaluate(
             help="Hide the time of the request from the model: what time_bias=next gains by it.",
         ),
     ] = False,
+    as_served: Annotated[
+        bool,
+        typer.Option(
+            "--as-served",
+            help="Measure a running server instead, which serves this run: --as-served URL. "
+            "An API key is read from $SLIPSTREAM_API_KEY.",
+        ),
+    ] = False,
+    repeat: RepeatOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a run: the whole catalogue ranked, seen items filtered, ties averaged."""
-    from slipstream import api
+    """Evaluate a run: the whole catalogue ranked, ties averaged, popularity beside it.
 
-    if sampled and hide_request_time:
-        raise SlipstreamError("--sampled and --hide-request-time are two protocols; choose one")
-    protocol: Literal["full", "sampled", "no_request_time"] = "full"
+    Seen items are filtered as the recipe's `repeat` says.
+    """
+    from slipstream.training.run_evaluation import EvaluationProtocol, evaluate_run
+
+    if sampled and (hide_request_time or as_served):
+        raise SlipstreamError(
+            "--sampled is a protocol of its own; leave out --hide-request-time and --as-served"
+        )
+    if url != SERVER and not as_served:
+        raise SlipstreamError(f"'{url}' is a server only with --as-served; add it, or leave it out")
+    protocol: EvaluationProtocol = "full"
     protocol = "sampled" if sampled else "no_request_time" if hide_request_time else protocol
-    title = (
-        f"{run.name}: {split}"
-        + {"full": "", "sampled": ", sampled", "no_request_time": ", request time hidden"}[protocol]
-    )
-    show_metrics(api.Run(run).evaluate(split, protocol=protocol), title)
+    recipe, store, recommender = open_with_data(run, data)
+    rule = repeat or recipe.repeat
+    told = [run.resolve().name, split, *PROTOCOLS[protocol]]
+    slices: list[dict[str, Any]] = []
+    if as_served:
+        figures, version = _ask_server(
+            url, run, (recipe, store, recommender), split, repeat, hide_request_time
+        )
+        told.append(f"as served by {url}, version {version}")
+    else:
+        done = evaluate_run(
+            run, recipe, store, recommender, split, protocol=protocol, repeat=repeat
+        )
+        figures, slices = done.figures, done.slices
+    if as_json:
+        answer = {"run": str(run), "split": split, "protocol": protocol, "as_served": as_served}
+        answer |= {"repeat": rule, "window": recipe.window, "figures": figures, "slices": slices}
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    show_metrics(figures, ", ".join(told))
+    if not sampled:
+        console.print(describe_rules(figures, recipe, rule, split), soft_wrap=True)
+
+
+def _ask_server(
+    url: str,
+    run: Path,
+    opened: "tuple[Recipe, SequenceStore, Recommender]",
+    split: Literal["test", "validation"],
+    repeat: Literal["exclude", "allow"] | None,
+    hide_request_time: bool,
+) -> tuple[dict[str, float], str]:
+    """Measure a server with a progress bar, and keep the figures with the run's."""
+    from rich.progress import Progress
+
+    try:
+        from slipstream.cli.as_served import evaluate_as_served
+    except ModuleNotFoundError as error:
+        raise SlipstreamError(
+            f"--as-served needs the libraries of serving ({error.name} is missing): pip install "
+            "'slipstream[serving]'"
+        ) from error
+    from slipstream.training.run_evaluation import record_evaluation
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("asking", total=None)
+        figures, version = evaluate_as_served(
+            url,
+            *opened,
+            split,
+            key=os.environ.get("SLIPSTREAM_API_KEY", "").split(",")[0] or None,
+            repeat=repeat,
+            hide_request_time=hide_request_time,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if repeat in (None, opened[0].repeat) and not hide_request_time:
+        record_evaluation(run, {f"{split}_as_served": figures})
+    return figures, version
 
 
 def recommend(
@@ -140,23 +253,55 @@ def recommend(
             min=0, max=10_000, help="How many of the latest behaviours to show next to them."
         ),
     ] = 10,
+    repeat: RepeatOption = None,
+    request_time: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The moment of the request in seconds since 1970; default: the last behaviour's.",
+        ),
+    ] = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Recommend unseen items to a user, next to the history the model saw."""
-    from slipstream import api
+    """Recommend items to a user, next to the history the model saw.
 
-    opened = api.Run(run)
-    show_recommendation(opened, user, count, history)
+    Seen items are left out as the recipe's `repeat` says.
+    """
+    from slipstream.training.recommendation import recommend_user
+
+    recipe, store, recommender = open_with_data(run, data)
+    times = None if request_time is None else [request_time]
+    answer = recommend_user(
+        recommender, store, store.users.row(user), count, repeat=repeat, request_times=times
+    )
+    if not as_json:
+        print_recommendation(store, answer, user, history)
+        return
+    items = [
+        {"rank": rank, "item": store.items.id(row), "score": score, "title": store.items.title(row)}
+        for rank, (row, score) in enumerate(zip(answer.items, answer.scores, strict=True), 1)
+    ]
+    latest = [store.items.id(row) for row in answer.history[::-1][:history]]
+    told = {"user": store.users.id(answer.user), "repeat": repeat or recipe.repeat}
+    typer.echo(json.dumps({**told, "items": items, "latest_history": latest}, indent=1))
 
 
 def show_recommendation(run: "api.Run", user: str, count: int, history: int) -> None:
-    """Print history and recommendations side by side, newest behaviour first."""
-    from slipstream.training.recommendation import recommend as recommend_rows
+    """Print history and recommendations of a run's user side by side."""
+    from slipstream.training.recommendation import recommend_user
 
-    store, items = run.store, run.store.items
-    answer = recommend_rows(run.recommender, store, [store.users.row(user)], count)[0]
+    answer = recommend_user(run.recommender, run.store, run.store.users.row(user), count)
+    print_recommendation(run.store, answer, user, history)
+
+
+def print_recommendation(
+    store: "SequenceStore", answer: "Recommendation", user: str, history: int
+) -> None:
+    """Print history and recommendations side by side, newest behaviour first."""
 
     def label(row: int) -> str:
-        return items.title(row) or str(items.id(row))
+        return store.items.title(row) or str(store.items.id(row))
 
     recent = [label(row) for row in answer.history[::-1][:history]]
     best = [

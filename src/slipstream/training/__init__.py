@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from slipstream._lazy import exporter
 
 __all__ = [
+    "Evaluation",
     "Features",
     "Ranks",
     "Recipe",
@@ -18,12 +19,15 @@ __all__ = [
     "StepPlan",
     "TableKeys",
     "evaluate",
+    "evaluate_in_detail",
+    "evaluate_run",
     "evaluate_sampled",
     "evaluate_without_request_time",
     "export_recommender",
     "make_adamw",
     "open_run",
     "recommend",
+    "recommend_user",
     "train",
     "train_step",
     "write_report",
@@ -31,6 +35,10 @@ __all__ = [
 __getattr__, __dir__ = exporter(
     __name__,
     {
+        "recommend_user": "recommendation",
+        "evaluate_run": "run_evaluation",
+        "evaluate_in_detail": "evaluation",
+        "Evaluation": "evaluation",
         "Features": "features",
         "Ranks": "ranks",
         "Recipe": "recipe",
@@ -54,7 +62,9 @@ __getattr__, __dir__ = exporter(
 )
 
 if TYPE_CHECKING:
+    from slipstream.training.evaluation import Evaluation as Evaluation
     from slipstream.training.evaluation import evaluate as evaluate
+    from slipstream.training.evaluation import evaluate_in_detail as evaluate_in_detail
     from slipstream.training.evaluation import evaluate_sampled as evaluate_sampled
     from slipstream.training.evaluation import (
         evaluate_without_request_time as evaluate_without_request_time,
@@ -67,11 +77,13 @@ if TYPE_CHECKING:
     from slipstream.training.recipe import Recipe as Recipe
     from slipstream.training.recommendation import Recommendation as Recommendation
     from slipstream.training.recommendation import recommend as recommend
+    from slipstream.training.recommendation import recommend_user as recommend_user
     from slipstream.training.recommender import Recommender as Recommender
     from slipstream.training.report import write_report as write_report
     from slipstream.training.run import RunResult as RunResult
     from slipstream.training.run import open_run as open_run
     from slipstream.training.run import train as train
+    from slipstream.training.run_evaluation import evaluate_run as evaluate_run
     from slipstream.training.step import StepInputs as StepInputs
     from slipstream.training.step import StepPlan as StepPlan
     from slipstream.training.step import TableKeys as TableKeys

@@ -134,7 +134,8 @@ def recommend(
         recommender, store, moments(store, users, known, request_times)
     ):
         if rule == "exclude":
-            exclude_(scores_BN, _seen(store, tile))
+            seen = _seen(store, tile)
+            scores_BN[seen.rows_P, seen.items_P] = -torch.inf
         if forbidden_N is not None:
             scores_BN[:, forbidden_N] = -torch.inf
         best = scores_BN.topk(min(count, scores_BN.shape[1]))
@@ -157,11 +158,6 @@ def recommend_user(
 ) -> Recommendation:
     """Return the `count` best items for one user; `more` as `recommend` takes it."""
     return recommend(recommender, store, [user], count, **more)[0]  # type: ignore[arg-type]
-
-
-def exclude_(scores_BN: torch.Tensor, seen: SeenPairs) -> None:
-    """Take what was seen out of the ranking."""
-    scores_BN[seen.rows_P, seen.items_P] = -torch.inf
 
 
 def _seen(store: SequenceStore, asked: Moments) -> SeenPairs:
@@ -327,5 +323,5 @@ def store_of_histories(
 
 
 def _joined(parts: Sequence[object], dtype: type) -> np.ndarray:
-    arrays = [np.asarray(part, dtype=dtype) for part in parts]
+    arrays: list[np.ndarray] = [np.asarray(part, dtype=dtype) for part in parts]
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)

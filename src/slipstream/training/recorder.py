@@ -16,6 +16,7 @@ from slipstream.data.loader import PrefetchingLoader
 from slipstream.models.flops import training_flops
 from slipstream.training.checkpoint import BEST, save_checkpoint
 from slipstream.training.loop import Hooks, Progress, total_steps
+from slipstream.training.popularity import BASELINE
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
 from slipstream.training.telemetry import (
@@ -109,7 +110,12 @@ class Recorder:
                 "best": is_best,
             }
         )
-        self.board.scalars("validation", progress.step, progress.metrics)
+        model_only = {
+            name: value
+            for name, value in progress.metrics.items()
+            if not name.startswith(BASELINE)  # the same at every step
+        }
+        self.board.scalars("validation", progress.step, model_only)
         self._figures |= {
             name: value for name, value in progress.metrics.items() if name == "HR@10"
         }

@@ -40,10 +40,12 @@ from slipstream.training.device import find_device
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
+from slipstream.training.popularity import BASELINE
 from slipstream.training.ranks import Ranks, joined
 from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
+from slipstream.training.report import COUNTS, SHARES
 from slipstream.training.scheduled import recipe_steps
 
 LOCK = ".lock"
@@ -242,7 +244,11 @@ def closing_words(status: str, progress: Progress) -> str:
     """Return the sentence that ends a run."""
     if status == "interrupted":
         return f"stopped after step {progress.step}; run the same command again to go on from there"
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in progress.best_metrics.items())
+    figures = ", ".join(
+        f"{name} {value:.4f}"
+        for name, value in progress.best_metrics.items()
+        if not name.startswith(BASELINE) and name not in COUNTS + SHARES
+    )
     best = f"; best at step {progress.best_step}: {figures}" if figures else ""
     return f"{status} after {progress.step} steps, {progress.epochs_done} epochs{best}"
 
@@ -254,7 +260,11 @@ def open_directory(
     described = {
         "name": recipe.name,
         "trained_digest": trained_digest(recipe),
-        "store": {"directory": str(store.directory), "digest": store.meta.get("digest")},
+        "store": {
+            "directory": str(store.directory),
+            "digest": store.meta.get("digest"),
+            "name": store.meta.get("source", {}).get("name"),
+        },
         **({"functions": own.names} if own.names else {}),
     }
     seconds = 0.0
