@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slipstream.api import BundleModel as BundleModel
     from slipstream.api import Figures as Figures
     from slipstream.api import Run as Run
+    from slipstream.api import compare as compare
     from slipstream.api import load as load
     from slipstream.api import prepare as prepare
     from slipstream.api import train as train
@@ -42,6 +43,7 @@ __all__ = [
     "SequenceStore",
     "SlipstreamError",
     "__version__",
+    "compare",
     "data",
     "history",
     "load",
@@ -67,6 +69,7 @@ _load, _ = exporter(
         "Run": "api.trained_run",
         "SequenceStore": "data.store",
         "SlipstreamError": "errors",
+        "compare": "api.functions",
         "load": "api.functions",
         "prepare": "api.preparing",
         "train": "api.functions",

@@ -12,6 +12,8 @@ SHARED = {
     "interrupts",
     "bundle",
     "config",
+    "display",
+    "progress",
     "_lazy",
     "__version__",
 }  # every room uses them

@@ -12,7 +12,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
 from slipstream.serving.engine.engine import Engine
 from slipstream.training.export import export_recommender
-from slipstream.training.recommendation import recommend
+from slipstream.training.recommendation import recommend_user
 from slipstream.training.recommender import Recommender
 from slipstream.training.run import open_run, train
 from tests.support.training_fixtures import RICH, recommender_of, small_recipe, small_store
@@ -74,7 +74,7 @@ def test_the_engine_scores_features_of_every_kind_as_the_recommender_does(tmp_pa
     export_recommender(ours, store, tmp_path / "bundle")
     engine, seen = Engine(tmp_path / "bundle"), 0
     for user in range(store.num_users):
-        told = recommend(ours, store, user, store.num_items)
+        told = recommend_user(ours, store, user, store.num_items)
         if not told.items:
             continue
         given = history_of(store, user)

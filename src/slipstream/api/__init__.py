@@ -12,6 +12,7 @@ __all__ = [
     "Figures",
     "Predictor",
     "Run",
+    "compare",
     "load",
     "open_store",
     "prepare",
@@ -24,6 +25,7 @@ __getattr__, __dir__ = exporter(
         "Figures": "trained_run",
         "Predictor": "predictor",
         "Run": "trained_run",
+        "compare": "functions",
         "load": "functions",
         "open_store": "functions",
         "prepare": "preparing",
@@ -33,6 +35,7 @@ __getattr__, __dir__ = exporter(
 
 if TYPE_CHECKING:
     from slipstream.api.bundle_model import BundleModel as BundleModel
+    from slipstream.api.functions import compare as compare
     from slipstream.api.functions import load as load
     from slipstream.api.functions import open_store as open_store
     from slipstream.api.functions import train as train

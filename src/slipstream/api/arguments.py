@@ -48,7 +48,7 @@ def clear_arguments(
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                name = function.__qualname__
+                name = function.__name__
                 raise SlipstreamError(
                     _wrong_call(name, signature, args, kwargs, aliases or {})
                 ) from error

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from pydantic import BaseModel
 
 from slipstream.api.arguments import clear_arguments, path_of
@@ -27,8 +28,10 @@ from slipstream.training.own_functions import (
     OwnFunctions,
     own_metrics,
 )
+from slipstream.training.popularity import BASELINE
 from slipstream.training.recipe import Recipe
 from slipstream.training.report import write_report
+from slipstream.training.run import read_recipe
 from slipstream.training.run import train as train_run
 from slipstream.training.telemetry import is_first_rank
 
@@ -163,3 +166,52 @@ def load(
         "holds neither a run nor a bundle nor a store" if directory.exists() else "is not there"
     )
     raise SlipstreamError(f"{directory} {exists}; give a directory of ss.train, export or prepare")
+
+
+@clear_arguments()
+def compare(runs: Sequence[PathLike | Run], metrics: Sequence[str] | None = None) -> pl.DataFrame:
+    """Return a row per run: the recipe keys in which they differ, then their figures.
+
+    `metrics` chooses the figures; unless given, those at 10, the AUCs and a caller's own. A run
+    that was not evaluated on the test split has its validation figures only.
+    """
+    if isinstance(runs, str | os.PathLike | Run) or not isinstance(runs, Sequence) or not runs:
+        raise SlipstreamError(f"compare takes a list of runs, got {runs!r}")
+    opened = [run if isinstance(run, Run) else Run(path_of("each run", run)) for run in runs]
+    notes = [run.note for run in opened]
+    recipes = [_dotted(read_recipe(run.directory).model_dump(mode="json")) for run in opened]
+    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
+    differing = [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
+    columns: dict[str, list[Any]] = {"run": [str(run.directory) for run in opened]}
+    columns |= {key: [recipe.get(key) for recipe in recipes] for key in differing}
+    columns |= {"steps": [note.get("step") for note in notes]}
+    for split, place in (("validation", "metrics"), ("test", "test")):
+        found = [note.get(place) or {} for note in notes]
+        names = dict.fromkeys(name for each in found for name in each)
+        for name in (name for name in names if _is_shown(name, metrics)):
+            columns[f"{split} {name}"] = [each.get(name) for each in found]
+    return pl.DataFrame([pl.Series(name, _of_one_type(values)) for name, values in columns.items()])
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their full keys."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        flat |= _dotted(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def _is_shown(name: str, metrics: Sequence[str] | None) -> bool:
+    if metrics is not None:
+        return name in metrics
+    described = ("users", "behaviours", "repeats", "cold_users", "cold_items")
+    other = "@" in name and not name.endswith("@10")
+    return not (other or "/" in name or name in described or name.startswith(BASELINE))
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Return values that one column can hold: as they are, or as text."""
+    kinds = {type(value) for value in values if value is not None}
+    plain = kinds <= {int, float} or kinds in ({bool}, {str})
+    return values if plain else [None if value is None else str(value) for value in values]

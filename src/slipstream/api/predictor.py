@@ -93,7 +93,8 @@ class Predictor(abc.ABC):
             ranks += range(1, len(best_rows) + 1)
             rows += best_rows
             scores += best_scores
-        return self._table({"user": owners, "rank": ranks}, rows, {"score": scores})
+        before = [self._users_column(owners), pl.Series("rank", ranks, dtype=pl.Int64)]
+        return self._table(before, rows, {"score": scores})
 
     @clear_arguments({"item": "did you mean 'items'?", "user": "did you mean 'users'?"})
     def score(
@@ -116,11 +117,12 @@ class Predictor(abc.ABC):
         for asked, scores in self._candidate_scores(users, histories, rows_C, request_time):
             owners += [asked.user] * rows_C.numel()
             found.append(scores)
-        names = found[0].keys() if found else ("score",)
+        tasks = self.engine.tasks if self.engine.task == "ranking" else ()
         columns = {
-            name: np.concatenate([scores[name] for scores in found]).tolist() for name in names
+            name: [score for scores in found for score in scores[name].tolist()]
+            for name in ("score", *tasks)
         }
-        return self._table({"user": owners}, rows_C.tolist() * len(found), columns)
+        return self._table([self._users_column(owners)], rows_C.tolist() * len(found), columns)
 
     @clear_arguments({"user": "did you mean 'users'?"})
     def user_vectors(self, users: Any = None, *, histories: Any = None) -> pl.DataFrame:
@@ -132,15 +134,16 @@ class Predictor(abc.ABC):
         for asked, encoded in self._batches(users, histories, None):
             owners += [question.user for question in asked]
             parts.append(self._query_vectors_BD(encoded, None))
-        return _vectors("user", owners, torch.cat(parts), self.data)
+        vectors_BD = torch.cat(parts) if parts else self.engine.item_vectors_ND[:0]
+        return _vectors(self._users_column(owners), vectors_BD)
 
     @clear_arguments({"item": "did you mean 'items'?"})
     def item_vectors(self, items: Any = None) -> pl.DataFrame:
         """Return the vectors of items (default: all) as columns item and vector."""
         vectors_ND = self.engine.item_vectors_ND
         rows = list(range(len(vectors_ND))) if items is None else self._rows(items)
-        owners = [self.items.id(row) for row in rows]
-        return _vectors("item", owners, vectors_ND[torch.tensor(rows, dtype=torch.int64)])
+        chosen_CD = vectors_ND[torch.tensor(rows, dtype=torch.int64)]
+        return _vectors(self._items_column(rows), chosen_CD)
 
     @clear_arguments(COUNT | {"items": "it compares one item; did you mean 'item'?"})
     def similar_items(self, item: ItemId, k: int = 10) -> pl.DataFrame:
@@ -152,7 +155,8 @@ class Predictor(abc.ABC):
         scores_N = directions_ND @ directions_ND[row]
         scores_N[row] = -torch.inf
         rows, scores = _best(scores_N, k)
-        return self._table({"rank": list(range(1, len(rows) + 1))}, rows, {"score": scores})
+        ranks = pl.Series("rank", range(1, len(rows) + 1), dtype=pl.Int64)
+        return self._table([ranks], rows, {"score": scores})
 
     # ---- parts of an answer ----------------------------------------------------------------------
 
@@ -237,23 +241,27 @@ class Predictor(abc.ABC):
         scores = self.engine.rank(prefix, None, candidates, request_time=request_time)
         return {"score": scores[self.engine.tasks[0]], **scores}
 
+    def _users_column(self, users: list[ItemId]) -> pl.Series:
+        """Return users as a column; text as soon as one of them is text."""
+        is_text = any(isinstance(user, str) for user in users)
+        is_text |= not users and self.data is not None and not self.data.users.numeric
+        values = [str(user) for user in users] if is_text else users
+        return pl.Series("user", values, dtype=pl.String if is_text else pl.Int64)
+
+    def _items_column(self, rows: list[int]) -> pl.Series:
+        kind = pl.Int64 if self.items.numeric else pl.String
+        return pl.Series("item", [self.items.id(row) for row in rows], dtype=kind)
+
     def _table(
-        self, before: dict[str, list[Any]], rows: list[int], scores: dict[str, list[float]]
+        self, before: list[pl.Series], rows: list[int], scores: dict[str, list[float]]
     ) -> pl.DataFrame:
         """Return a frame with the items of `rows` between the columns before and the scores."""
-        items = self.items
-        kind = pl.Int64 if items.numeric else pl.String
-        table = pl.DataFrame(
-            [
-                *(_id_column(name, values, self.data) for name, values in before.items()),
-                pl.Series("item", [items.id(row) for row in rows], dtype=kind),
-                *(pl.Series(name, values, dtype=pl.Float32) for name, values in scores.items()),
-            ]
-        )
-        if len(items) and items.title(0) is None:
+        after = [pl.Series(name, values, dtype=pl.Float32) for name, values in scores.items()]
+        table = pl.DataFrame([*before, self._items_column(rows), *after])
+        if not self.items.titled:
             return table
-        titles = pl.Series("title", [items.title(row) for row in rows], dtype=pl.String)
-        return table.with_columns(titles)
+        titles = [self.items.title(row) for row in rows]
+        return table.with_columns(pl.Series("title", titles, dtype=pl.String))
 
 
 def _best(scores_N: torch.Tensor, k: int) -> tuple[list[int], list[float]]:
@@ -266,20 +274,8 @@ def _best(scores_N: torch.Tensor, k: int) -> tuple[list[int], list[float]]:
     return rows.tolist(), scores_N[rows].tolist()
 
 
-def _id_column(name: str, values: list[Any], store: SequenceStore | None) -> pl.Series:
-    """Return ids or ranks as a column; text as soon as one of them is text."""
-    if any(isinstance(value, str) for value in values):
-        return pl.Series(name, [str(value) for value in values], dtype=pl.String)
-    empty_text = not values and name == "user" and store is not None and not store.users.numeric
-    return pl.Series(name, values, dtype=pl.String if empty_text else pl.Int64)
-
-
-def _vectors(
-    name: str, owners: list[ItemId], vectors: torch.Tensor, store: SequenceStore | None = None
-) -> pl.DataFrame:
+def _vectors(owners: pl.Series, vectors_CD: torch.Tensor) -> pl.DataFrame:
     """Return vectors as a frame with their owners."""
-    width = vectors.shape[1] if vectors.dim() == 2 else 0
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.flatten().numpy()), width)
-    return pl.DataFrame(
-        [_id_column(name, owners, store), pl.Series("vector", pl.from_arrow(column))]
-    )
+    values = pa.array(vectors_CD.flatten().numpy())
+    column = pa.FixedSizeListArray.from_arrays(values, vectors_CD.shape[1])
+    return pl.DataFrame([owners, pl.Series("vector", pl.from_arrow(column))])

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_json
+from slipstream.files import check_output, read_json
 
 if TYPE_CHECKING:
     from slipstream import api
@@ -331,6 +331,7 @@ def export(
     """
     from slipstream import api
 
+    check_output(out, "bundle", force=force, inputs=[run])
     bundle = api.Run(run).export(out, force=force)
     console.print(f"bundle {bundle} written, version {bundle_version(bundle)}")
 
