@@ -1,9 +1,12 @@
 """`slipstream data prepare` and `inspect` through the command line."""
 
+import json
+
+import polars as pl
 import pytest
 
 from slipstream.cli.app import run_command
-from slipstream.cli.data_commands import Ticker
+from slipstream.cli.data_commands import Ticker, split_list, split_values
 from tests.support.tiny_runs import prepare_store, write_log
 
 
@@ -47,3 +50,33 @@ def test_a_ticker_off_a_terminal_prints_nothing(capsys):
 def test_a_ticker_lets_failures_through():
     with pytest.raises(ZeroDivisionError), Ticker():
         raise ZeroDivisionError
+
+
+def test_prepare_and_inspect_print_json(tmp_path, capsys):
+    write_log(tmp_path / "log.csv", users=6)
+    out = str(tmp_path / "store")
+    assert run_command(["data", "prepare", str(tmp_path / "log.csv"), "--out", out, "--json"]) == 0
+    prepared = json.loads(capsys.readouterr().out)
+    assert (prepared["store"], prepared["users"]) == (out, 6)
+    assert prepared["source"]["nulls"] == 0 and prepared["source"]["separator"] == ","
+    assert run_command(["data", "inspect", out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["digest"] == prepared["digest"] and 0 <= found["repeats"] < 1
+    assert found["plots"].endswith("inspect.png")
+
+
+def test_a_category_with_bars_gets_a_hint(tmp_path, capsys):
+    write_log(tmp_path / "log.csv", users=3)
+    log = pl.read_csv(tmp_path / "log.csv")
+    items = pl.DataFrame({"item_id": log["item_id"].unique()}).with_columns(tags=pl.lit("a|b"))
+    items.write_csv(tmp_path / "items.csv")
+    words = ["data", "prepare", str(tmp_path / "log.csv"), "--out", str(tmp_path / "store")]
+    words += ["--items", str(tmp_path / "items.csv"), "--item-features", "tags"]
+    assert run_command(words) == 0
+    assert "give --multi-separator '|'" in capsys.readouterr().out
+
+
+def test_lists_and_values_are_split():
+    assert split_list(" a, b,,c ") == ("a", "b", "c")
+    assert split_values("") is None
+    assert split_values("a=b=1, view=-2.5") == {"a=b": 1.0, "view": -2.5}

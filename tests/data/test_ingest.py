@@ -18,9 +18,10 @@ from tests.support.data_fixtures import sequences, store_of
 LARGEST = 2**63 - 1
 
 
-def plain_grouping(rows, filters=None):
+def plain_grouping(rows, filters=None, drop=False):
     """The oracle: filter by counting, group by user in file order, stable sort by time."""
     filters = filters or Filters()
+    rows = list(dict.fromkeys(rows)) if drop else rows
     items = Counter(item for _, item, _ in rows)
     rows = [row for row in rows if items[row[1]] >= filters.min_item_count]
     users = Counter(user for user, _, _ in rows)
@@ -70,13 +71,17 @@ def logs(draw):
 @given(
     rows=logs(),
     small=st.booleans(),
+    drop=st.booleans(),
     k_core=st.integers(1, 3),
     min_item=st.integers(1, 2),
     min_user=st.integers(1, 2),
 )
-def test_store_equals_plain_grouping(tmp_path_factory, rows, small, k_core, min_item, min_user):
+def test_store_equals_plain_grouping(
+    tmp_path_factory, rows, small, drop, k_core, min_item, min_user
+):
     filters = Filters(min_item_count=min_item, min_user_count=min_user, k_core=k_core)
-    expected = plain_grouping(rows, filters)
+    expected = plain_grouping(rows, filters, drop)
+    duplicates = "drop" if drop else "keep"
     with pytest.MonkeyPatch.context() as patch:
         if small:  # many batches, many blocks, scratch columns in mapped files
             for name, value in (("BATCH_ROWS", 7), ("BLOCK_ROWS", 5), ("IN_MEMORY", 0)):
@@ -84,9 +89,9 @@ def test_store_equals_plain_grouping(tmp_path_factory, rows, small, k_core, min_
         directory = tmp_path_factory.mktemp("log")
         if not expected:
             with pytest.raises(SlipstreamError, match="leave no behaviour"):
-                store_of(directory, rows, filters)
+                store_of(directory, rows, filters, duplicates)
             return
-        store = store_of(directory, rows, filters)
+        store = store_of(directory, rows, filters, duplicates)
     found = sequences(store)
     assert found == expected
     assert list(found) == sorted(found)  # rows ascend by original id
@@ -124,3 +129,26 @@ def test_a_user_with_100000_behaviours_and_one_with_a_single_one(tmp_path):
     assert store.lengths_U.tolist() == [100_000, 1]
     assert (np.diff(store.timestamps_N[:100_000]) > 0).all()
     assert store.meta["unsplittable_users"] == 1
+
+
+def test_rows_that_differ_in_an_action_are_no_duplicates(tmp_path):
+    rows = [(1, 10, 5), (1, 11, 5), (1, 10, 5), (1, 10, 5), (1, 10, 6), (2, 10, 5)]
+    clicks = [0, 0, 1, 0, 0, 0]
+    store = store_of(tmp_path, rows, duplicates="drop", click=clicks)
+    assert sequences(store) == {1: [(10, 5), (11, 5), (10, 5), (10, 6)], 2: [(10, 5)]}
+    assert store.actions["click"].tolist() == [0, 0, 1, 0, 0]
+    assert store.meta["source"]["duplicates"] == 1
+
+
+def test_duplicates_are_found_by_the_log_s_own_time_and_do_not_count_for_filters(tmp_path):
+    frame = pl.DataFrame(
+        {"user_id": [1, 1, 1, 2], "item_id": [5, 5, 5, 6], "timestamp": [1_001, 1_002, 1_001, 7]}
+    )
+    chosen = Choices(time_unit="ms", min_item_count=2)
+    store = prepare(frame, tmp_path / "out", chosen)
+    assert sequences(store) == {1: [(5, 1), (5, 1)]} and store.meta["source"]["duplicates"] == 1
+    chosen = Choices(time_unit="ms", min_item_count=3)
+    with pytest.raises(SlipstreamError, match="leave no behaviour"):
+        prepare(frame, tmp_path / "none", chosen)
+    kept = Choices(time_unit="ms", min_item_count=3, duplicates="keep")
+    assert prepare(frame, tmp_path / "kept", kept).num_behaviours == 3

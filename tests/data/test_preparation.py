@@ -9,8 +9,13 @@ import pytest
 
 from slipstream.data import ingest as ingest_module
 from slipstream.data import store as store_module
+from slipstream.data.choices import Choices
+from slipstream.data.preparation import prepare
+from slipstream.data.raw_log import Columns
 from slipstream.data.store import SequenceStore
-from tests.support.data_fixtures import GOOD, csv, refuse, run_cli, sequences
+from slipstream.data.synthetic import Synthetic
+from slipstream.errors import SlipstreamError
+from tests.support.data_fixtures import GOOD, csv, movielens_1m, refuse, run_cli, sequences
 
 
 def test_an_own_log_may_have_titles_dates_and_true_false(tmp_path, monkeypatch, capsys):
@@ -64,7 +69,11 @@ def test_bad_names_and_options_are_one_sentence(tmp_path, monkeypatch, capsys):
     assert "different columns" in message(tmp_path / "log.csv", "--user-column", "item_id", *out)
     assert "neither CSV nor Parquet" in message(tmp_path / "log.xlsx", *out)
     assert "could not be read" in message(tmp_path / "garbage.parquet", *out)
-    assert "no CSV or Parquet" in message(tmp_path / "folder", *out)
+    assert "no CSV, Parquet or JSON" in message(tmp_path / "folder", *out)
+    assert "unknown choice 'skip'" in message(tmp_path / "log.csv", "--nulls", "skip", *out)
+    assert "did you mean 'keep'" in message(tmp_path / "log.csv", "--duplicates", "kep", *out)
+    assert "whole number from 1" in message("synthetic", "--items", "many", *out)
+    assert "only one of them" in message(*out)
     assert "leave no behaviour" in message(tmp_path / "log.csv", "--k-core", "5", *out)
     assert "no MovieLens ratings" in message("ml-1m", "--source", tmp_path / "folder", *out)
     assert "no KuaiRand log" in message("kuairand-pure", "--source", tmp_path / "folder", *out)
@@ -77,11 +86,13 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path, monkeypatch, capsys)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("mine")
     arguments = ["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"]
-    assert "exists already" in refuse(arguments, tmp_path, monkeypatch, capsys)
-    assert "'precious'" in refuse([*arguments, "--force"], tmp_path, monkeypatch, capsys)
+    assert "is left alone" in refuse(arguments, tmp_path, monkeypatch, capsys)
+    assert "is left alone" in refuse([*arguments, "--force"], tmp_path, monkeypatch, capsys)
     assert (tmp_path / "out" / "precious").read_text() == "mine"
     (tmp_path / "out" / "precious").unlink()
     assert run_cli(arguments, monkeypatch) == 0  # an empty directory is as good as none
+    capsys.readouterr()
+    assert "exists already" in refuse(arguments, tmp_path, monkeypatch, capsys)
     assert run_cli([*arguments, "--force"], monkeypatch) == 0
     assert SequenceStore.open(tmp_path / "out").num_users == 2
     assert "2 users, 3 items, 4 behaviours" in capsys.readouterr().out
@@ -165,3 +176,50 @@ def test_inspect_refuses_what_is_no_store(tmp_path, monkeypatch, capsys):
     assert "holds no prepared data" in refuse(
         ["data", "inspect", tmp_path], tmp_path, monkeypatch, capsys
     )
+
+
+def test_no_run_no_bundle_and_no_input_is_replaced_even_when_forced(tmp_path, monkeypatch, capsys):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    pl.DataFrame(GOOD).write_csv(logs / "log.csv")
+    pl.DataFrame({"item_id": [5], "x": ["a"]}).write_csv(tmp_path / "items.csv")
+    start = ["data", "prepare", logs / "log.csv", "--force", "--out"]
+    for kind in ("run", "bundle"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / f"{kind}.json").write_text("{}")
+        message = refuse([*start, tmp_path / kind], tmp_path, monkeypatch, capsys)
+        assert f"holds a {kind}" in message
+    assert "its own input" in refuse([*start, logs], tmp_path, monkeypatch, capsys)
+    features = ["--items", tmp_path / "items.csv", "--item-features", "x"]
+    assert "its own input" in refuse([*start, tmp_path, *features], tmp_path, monkeypatch, capsys)
+    assert sorted(path.name for path in logs.iterdir()) == ["log.csv"]
+
+
+def test_a_refused_log_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(SlipstreamError, match="no column"):
+        prepare(pl.DataFrame({"a": [1]}), tmp_path / "new" / "deep" / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_digests_of_earlier_versions_still_hold(tmp_path):
+    known = Choices(source=movielens_1m(tmp_path / "ml-1m"), min_item_count=1)
+    assert prepare("ml-1m", tmp_path / "a", known).digest == "3a4e15331277c743da86a5019feeefb1"
+    shape = Choices(synthetic=Synthetic(users=30, items=40, topics=5, seed=3))
+    assert prepare("synthetic", tmp_path / "b", shape).digest == "6eb3d6c2ce6d2a76aaf5e7164b132de3"
+    (tmp_path / "log.csv").write_text(
+        "user_id,item_id,timestamp,click,name\n10,007,2020-01-01T00:00:01.9Z,1,Soap\n"
+        "9,7,2020-01-02,0,Tea\n10,8,2020-01-01 00:01,true,Mug\n9,7,2020-01-01 00:00:01,0,Tea\n"
+    )
+    columns = Columns("user_id", "item_id", "timestamp", ("click",), "name")
+    own = prepare(tmp_path / "log.csv", tmp_path / "c", Choices(columns=columns))
+    assert own.digest == "4d5eecd1573bba54378c3cbd2df8ec81"
+
+
+def test_known_data_sets_keep_every_row(tmp_path):
+    source = movielens_1m(tmp_path / "ml-1m")
+    ratings = source / "ratings.dat"
+    ratings.write_text(ratings.read_text() * 2)
+    kept = prepare("ml-1m", tmp_path / "a", Choices(source=source, min_item_count=1))
+    dropped = Choices(source=source, min_item_count=1, duplicates="drop")
+    assert kept.num_behaviours == 10
+    assert prepare("ml-1m", tmp_path / "b", dropped).num_behaviours == 5

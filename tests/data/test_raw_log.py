@@ -4,26 +4,25 @@ import polars as pl
 import pytest
 
 from slipstream.data.preparation import prepare
+from slipstream.data.raw_log import Columns, RawLog
+from slipstream.errors import SlipstreamError
 from tests.support.data_fixtures import GOOD, csv, refuse, sequences
 
 BAD_CSV = {
     "text in the time column": (
         csv(["1,5,1,0", "1,6,soon,1"]),
-        ["'timestamp' has 'soon' in row 2"],
+        ["'timestamp' has values that are no usable times ('soon' in row 2)"],
     ),
     "text in an action column": (
         csv(["1,5,1,0", "1,6,2,perhaps"]),
-        ["'click' has 'perhaps' in row 2"],
+        ["'click' has values that are no usable numbers ('perhaps' in row 2)"],
     ),
     "a date among dates that is none": (
         csv(["1,5,2024-01-01,0", "1,6,2024-13-01,1"]),
-        ["'timestamp' has '2024-13-01' in row 2"],
+        ["'2024-13-01' in row 2"],
     ),
-    "an infinite action": (csv(["1,5,1,inf"]), ["'click' has 'inf' in row 1"]),
-    "negative time": (csv(["1,5,1,0", "1,6,-3,1"]), ["negative in row 2 (-3)"]),
-    "milliseconds read as seconds": (csv(["1,5,1650615878629,0"]), ["--time-unit"]),
-    "missing user": (csv([",5,1,0"]), ["user column 'user_id' is empty in row 1"]),
-    "missing item": (csv(["1,5,1,0", "2,,1,0"]), ["item column 'item_id' is empty in row 2"]),
+    "an infinite action": (csv(["1,5,1,inf"]), ["'inf' in row 1"]),
+    "negative time": (csv(["1,5,1,0", "1,6,-3,1"]), ["is negative", "'-3' in row 2"]),
     "an id beyond 2^63-1": (
         csv(["1,5,1,0", "1,9223372036854775808,1,0"]),
         ["9223372036854775808", "64 signed bits"],
@@ -62,12 +61,12 @@ def test_a_bad_csv_value_is_named_with_its_row(case, tmp_path, monkeypatch, caps
     [
         (
             {"item_id": pl.Series([1, 2, 3, 2**64 - 1], dtype=pl.UInt64)},
-            "18446744073709551615 in row 4",
+            "'18446744073709551615' in row 4",
         ),
-        ({"item_id": [1.0, 2.0, 3.0, 4.0]}, "whole numbers or text"),
+        ({"item_id": [1.0, 2.0, 3.0, 4.5]}, "has decimals, which cannot be ids ('4.5' in row 4)"),
         ({"timestamp": [[1], [2], [3], [4]]}, "must hold numbers or dates"),
-        ({"click": [None, 1, 1, 1]}, "'click' is empty in row 1"),
-        ({"user_id": ["a", "b", None, "c"]}, "'user_id' is empty in row 3"),
+        ({"click": [float("inf"), 1, 1, 1]}, "no usable numbers ('inf' in row 1)"),
+        ({"user_id": ["a", "b", None, "c"]}, "'user_id' is empty (row 3)"),
     ],
 )
 def test_a_bad_parquet_column_is_named(columns, expected, tmp_path, monkeypatch, capsys):
@@ -80,6 +79,8 @@ def test_a_bad_parquet_column_is_named(columns, expected, tmp_path, monkeypatch,
         tmp_path / "out",
         "--action-columns",
         "click",
+        "--nulls",
+        "error",
     ]
     assert expected in refuse(arguments, tmp_path, monkeypatch, capsys)
 
@@ -110,3 +111,30 @@ def test_numbers_in_csv_become_numbers_and_leading_zeros_stay_text(tmp_path):
     (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n10,007,1\n9,7,2\n10,8,1.5\n")
     store = prepare(tmp_path / "log.csv", tmp_path / "out")
     assert sequences(store) == {9: [("7", 2)], 10: [("007", 1), ("8", 1)]}
+
+
+def test_milliseconds_read_as_seconds_are_beyond_the_year_9999(tmp_path, monkeypatch, capsys):
+    (tmp_path / "log.csv").write_text(csv(["1,5,1650615878629,0"]))
+    arguments = ["data", "prepare", tmp_path / "log.csv", "--out", tmp_path / "out"]
+    message = refuse([*arguments, "--time-unit", "s"], tmp_path, monkeypatch, capsys)
+    assert "beyond the year 9999" in message and "--time-unit" in message
+
+
+def test_a_role_needs_its_own_column():
+    with pytest.raises(SlipstreamError, match="must be different columns"):
+        Columns("user", "item", "time", ("item",))
+    columns = Columns("user", "item", None)
+    assert columns.roles() == {"user": "user", "item": "item"}
+
+
+def test_a_known_reader_refuses_nulls_and_keeps_duplicates():
+    frame = pl.LazyFrame(GOOD)
+    log = RawLog(frame, Columns("user_id", "item_id", "timestamp"))
+    assert (log.nulls, log.duplicates, log.time.unit, log.time.detected) == (
+        "error",
+        "keep",
+        "s",
+        False,
+    )
+    with pytest.raises(SlipstreamError, match="no column 'x' for the user"):
+        RawLog(frame, Columns("x", "item_id", "timestamp"))

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 
-from slipstream.data.store import SequenceStore
+from slipstream.data.feature_columns import FeatureTable, encode_feature
+from slipstream.data.store import SequenceStore, write_store
 from slipstream.errors import SlipstreamError
 from tests.support.data_fixtures import store_of, store_with_lengths
 
@@ -74,3 +77,44 @@ def test_a_damaged_store_is_one_sentence(tmp_path):
     (store.directory / "store.json").write_text(json.dumps(meta | {"format": 99}))
     with pytest.raises(SlipstreamError, match="format"):
         SequenceStore.open(store.directory)
+
+
+def test_a_store_of_format_1_still_opens(tmp_path):
+    store = store_with_lengths(tmp_path, [4, 4])
+    meta = json.loads((store.directory / "store.json").read_text())
+    assert meta.pop("timed") is True
+    (store.directory / "store.json").write_text(json.dumps(meta | {"format": 1}))
+    again = SequenceStore.open(store.directory)
+    assert again.timed and again.digest == store.digest
+
+
+def test_a_store_says_what_it_holds(tmp_path):
+    store = store_with_lengths(tmp_path, [4, 4], items=3)
+    assert repr(store) == f"store {store.directory}: 2 users, 3 items, 8 behaviours, actions click"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["b", None, "a"], "category"),
+        ([["b", "a"], [], ["a"]], "categories"),
+        ([1.5, None, 2.0], "number"),
+    ],
+)
+def test_features_of_each_kind_are_written_mapped_and_count_in_the_digest(values, kind, tmp_path):
+    def write(name, rows):
+        (tmp_path / name).mkdir()
+        ids, whole = pa.table({"id": pa.array(range(3))}), np.arange(3)
+        column = encode_feature(pl.Series(rows), "x", FeatureTable(pl.LazyFrame()))
+        items, users = ids.append_column("feature:x", column), ids.slice(0, 1)
+        write_store(tmp_path / name, np.array([0, 3]), whole, whole, {}, items, users, {})
+        return SequenceStore.open(tmp_path / name)
+
+    one, same, other = write("one", values), write("same", values), write("other", values[::-1])
+    assert one.digest == same.digest != other.digest
+    feature = one.item_features["x"]
+    assert feature.kind == kind and feature.known_V.tolist() == [True, False, True]
+    arrays = [feature.codes, feature.offsets_V1, feature.values]
+    assert not any(a.flags.writeable for a in arrays if a is not None and a.size)
+    assert (feature.offsets_V1 is not None) == (kind == "categories")
+    assert (feature.values is not None) == (kind == "number")

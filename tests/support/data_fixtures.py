@@ -31,6 +31,7 @@ def store_of(
     directory: Path,
     rows: Sequence[Behaviour],
     filters: Filters | None = None,
+    duplicates: str = "keep",
     **actions: Sequence[float],
 ) -> SequenceStore:
     """A store of a log given as rows, through a Parquet file as any user would."""
@@ -42,7 +43,8 @@ def store_of(
     )
     frame.write_parquet(directory / "log.parquet")
     columns = Columns("user_id", "item_id", "timestamp", tuple(actions))
-    log = RawLog(pl.scan_parquet(directory / "log.parquet"), columns, untyped=False)
+    frame = pl.scan_parquet(directory / "log.parquet")
+    log = RawLog(frame, columns, untyped=False, duplicates=duplicates)
     out = directory / "store"
     out.mkdir()
     ingest(log, out, filters or Filters())

@@ -240,7 +240,7 @@ def preparation_report(store: SequenceStore) -> list[str]:
         lines.append(f"actions: {', '.join(found['actions'])}")
     for noun in ("item", "user"):
         for name, feature in found[f"{noun}_features"].items() if "columns" in source else ():
-            lines.append(f"{noun} feature {name}: {feature_words(feature)}")
+            lines.append(f"{noun} feature {name}: {feature_words(feature)}{_hint(feature)}")
         rows = source.get(f"{noun}_rows", {})
         if "columns" in source and (rows.get("not_in_the_log") or rows.get("repeated")):
             lines.append(
@@ -250,6 +250,11 @@ def preparation_report(store: SequenceStore) -> list[str]:
     if source.get("md5_known") is False:
         lines.append(f"no md5 is known for this archive; the one that came has md5 {source['md5']}")
     return lines
+
+
+def _hint(feature: dict[str, Any]) -> str:
+    bar = feature["kind"] == "category" and feature["bars"]
+    return "; if '|' parts several categories, give --multi-separator '|'" if bar else ""
 
 
 @data.command("inspect")

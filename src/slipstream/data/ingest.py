@@ -360,16 +360,23 @@ def _sort_and_compact(
         chosen_T = chosen_T[
             _stable_order(users_T[chosen_T], np.asarray(arrays.time_N[begin:end])[chosen_T])
         ]
-        if drop_duplicates:
-            columns = [users_T, *(np.asarray(each[begin:end]) for _, each in arrays.all())]
-            chosen_T = chosen_T[~_repeats(columns, chosen_T)]
         stop = written + chosen_T.size
         for name, array in arrays.all():
             values_T = np.asarray(array[begin:end])[chosen_T]
             if name == "item":
                 values_T = new_rows_V[values_T]
             array[written:stop] = values_T
-        counts_U[first:last] = np.bincount(users_T[chosen_T], minlength=last - first)
+        users_T = users_T[chosen_T]
+        if drop_duplicates:
+            first_T = ~_repeats(
+                users_T, [np.asarray(each[written:stop]) for _, each in arrays.all()]
+            )
+            if not first_T.all():
+                users_T = users_T[first_T]
+                for _, array in arrays.all():
+                    array[written : written + users_T.size] = array[written:stop][first_T]
+                stop = written + users_T.size
+        counts_U[first:last] = np.bincount(users_T, minlength=last - first)
         written = stop
         report("ordering by time", end, total)
     return _offsets(counts_U[keep_U])
@@ -387,23 +394,23 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
     return np.lexsort((times_T, users_T))
 
 
-def _repeats(columns: list[np.ndarray], chosen_T: np.ndarray) -> np.ndarray:
+def _repeats(user_T: np.ndarray, columns: list[np.ndarray]) -> np.ndarray:
     """Mark the behaviours that equal an earlier one in all of user, item, time and actions.
 
-    `chosen_T` are places in the columns (user, item, time, actions …), by user, then time, then
-    place in the file. Only behaviours at the same time as another one are compared.
+    The columns are item, time, actions …, by user, then time, then place in the file. Only
+    behaviours at the same time as another one are compared.
     """
-    user_T, _, time_T = (column[chosen_T] for column in columns[:3])
-    same_T = (np.diff(user_T) == 0) & (np.diff(time_T) == 0)
-    tied_T = np.zeros(chosen_T.size, dtype=bool)
+    item_T, time_T, *actions = columns
+    repeats_T = np.zeros(user_T.size, dtype=bool)
+    same_T = (time_T[1:] == time_T[:-1]) & (user_T[1:] == user_T[:-1])
+    if not same_T.any():
+        return repeats_T
+    tied_T = np.zeros(user_T.size, dtype=bool)
     tied_T[1:] |= same_T
     tied_T[:-1] |= same_T
-    repeats_T = np.zeros(chosen_T.size, dtype=bool)
     tied = np.flatnonzero(tied_T)
-    if tied.size == 0:
-        return repeats_T
     moment = np.cumsum(np.concatenate([[True], ~same_T]))[tied]  # one number per user and time
-    parts = [moment, *(column[chosen_T[tied]] for column in (columns[1], *columns[3:]))]
+    parts = [moment, *(column[tied] for column in (item_T, *actions))]
     order = np.lexsort(parts[::-1])  # stable: equal ones stay in their order
     equal = np.ones(tied.size - 1, dtype=bool)
     for part in parts:

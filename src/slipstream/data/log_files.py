@@ -6,6 +6,7 @@ at here. The separator of a CSV is found in its header.
 
 import contextlib
 import csv
+import difflib
 import glob
 import gzip
 import os
@@ -129,7 +130,10 @@ def expand_paths(given: Sequence[str | os.PathLike[str]]) -> list[Path]:
             if not several:
                 raise SlipstreamError(f"no file matches '{each}'; check the pattern and its folder")
         else:
-            raise SlipstreamError(f"{path} does not exist")
+            beside = [near.name for near in path.parent.glob("*")][:1_000]
+            near = difflib.get_close_matches(path.name, beside, n=1)
+            hint = f"; did you mean '{path.with_name(near[0])}'?" if near else ""
+            raise SlipstreamError(f"{path} does not exist{hint}")
         for file in several:
             _kind(file)
             found.setdefault(file.resolve(), file)

@@ -30,12 +30,19 @@ def open_table(source: TableSource, wanted: Iterable[str] = ()) -> LogTable:
     """Open a frame, or files, as a table."""
     if is_frame(source):
         return open_frame(source)
+    return open_files(paths_of(source), wanted)
+
+
+def paths_of(source: TableSource) -> list[str | os.PathLike[str]]:
+    """Return the paths, folders and patterns that a source names; a frame has none."""
+    if is_frame(source):
+        return []
     given = [source] if isinstance(source, str | os.PathLike) else source
     if not isinstance(given, list | tuple) or not given:
         raise SlipstreamError(
             f"a log is a path, several paths or a data frame, got {type(source).__name__}"
         )
-    return open_files(given, wanted)
+    return list(given)
 
 
 def log_columns(choices: Choices) -> list[str]:

@@ -24,8 +24,8 @@ from slipstream.data.download import (
     wrong_md5,
 )
 from slipstream.data.ingest import Filters, ingest
-from slipstream.data.log_files import expand_paths, explain_polars_errors, is_frame
-from slipstream.data.own_log import log_columns, open_own_log, open_table
+from slipstream.data.log_files import expand_paths, explain_polars_errors
+from slipstream.data.own_log import log_columns, open_own_log, open_table, paths_of
 from slipstream.data.raw_log import Progress, RawLog
 from slipstream.data.sql_query import query_table
 from slipstream.data.store import SequenceStore
@@ -94,10 +94,7 @@ def _inputs(data: TableSource | None, choices: Choices) -> list[Path]:
     found = [choices.database] if choices.database is not None else []
     sources = [data, *(each.data for each in (choices.items, choices.users) if each is not None)]
     for source in sources:
-        if isinstance(source, str | os.PathLike):
-            found += expand_paths([source])
-        elif source is not None and not is_frame(source):
-            found += expand_paths(list(source))
+        found += expand_paths(paths_of(source)) if source is not None else []
     return found
 
 

@@ -14,8 +14,6 @@ import pyarrow.parquet
 from slipstream.data.log_files import LogTable
 from slipstream.errors import SlipstreamError
 
-BATCH_ROWS = 1 << 17
-
 
 def query_table(sql: str, database: Path | None, scratch: Path) -> LogTable:
     """Run a query, in a database file or over the files that it names, and open its answer."""
@@ -29,8 +27,8 @@ def query_table(sql: str, database: Path | None, scratch: Path) -> LogTable:
         raise SlipstreamError(f"--database {database} does not exist")
     target = scratch / "query.parquet"
     try:
-        where = {"database": str(database), "read_only": True} if database else {}
-        with duckdb.connect(**where) as connection:
+        where = ":memory:" if database is None else str(database)
+        with duckdb.connect(where, read_only=database is not None) as connection:
             _write(connection.sql(sql), target)
     except (duckdb.Error, pa.ArrowException) as error:
         reason = (str(error).strip().splitlines() or ["unknown reason"])[0]
@@ -41,7 +39,7 @@ def query_table(sql: str, database: Path | None, scratch: Path) -> LogTable:
 def _write(answer: Any, target: Path) -> None:
     if answer is None:
         raise SlipstreamError("the SQL query gives no rows; write one that begins with `select`")
-    batches = answer.to_arrow_reader(BATCH_ROWS)
+    batches = pa.RecordBatchReader.from_stream(answer)
     with pyarrow.parquet.ParquetWriter(target, batches.schema, compression="lz4") as writer:
         for batch in batches:
             writer.write_batch(batch)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
 from slipstream.data.store import Feature, SequenceStore
 from slipstream.files import atomic_file
@@ -106,7 +108,8 @@ def _feature(feature: Feature) -> dict[str, Any]:
         "known": float(feature.known_V.mean()) if feature.known_V.size else 0.0,
     }
     if feature.values is None:
-        return found | {"values": feature.cardinality - 1}
+        bars = pa.compute.match_substring(feature.labels, "|").sum().as_py() or 0
+        return found | {"values": feature.cardinality - 1, "bars": bars}  # labels with a bar
     known = feature.values[feature.known_V]
     if not known.size:
         return found
