@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 
@@ -46,6 +47,60 @@ def test_evaluate_writes_its_figures_to_the_run(workplace, capsys):
     assert run_command(["evaluate", run, "--hide-request-time", "--sampled"]) == 1
     note = json.loads((workplace / "run" / "run.json").read_text())
     assert note["test"]["users"] == note["test_no_request_time"]["users"] == 20
+
+
+def test_evaluate_shows_popularity_repeats_cold_shares_and_rules(workplace, capsys):
+    run = workplace / "run"
+    assert run_command(["evaluate", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert "popularity HR" in shown and "cold users 0.0%" in shown and "window: latest" in shown
+    assert "repeat: exclude" in shown and "repeats" not in shown  # this log has none
+    figures = json.loads((run / "run.json").read_text())["test"]
+    assert run_command(["evaluate", str(run), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["figures"] == figures and answer["repeat"] == "exclude" and answer["slices"]
+    assert run_command(["evaluate", str(run), "http://127.0.0.1:1"]) == 1
+    assert "only with --as-served" in capsys.readouterr().err
+
+
+def test_repeats_are_told_and_another_rule_recommends_them(tmp_path, capsys):
+    rows = [f"{u},{(u + p) % 3},{p}" for u in range(12) for p in range(6)]
+    (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
+    prepare_store(tmp_path)
+    run = str(train_tiny(tmp_path, "max_steps=1"))
+    capsys.readouterr()
+    assert run_command(["evaluate", run]) == 0
+    told = "repeat: exclude; 100.0% of the test items are repeats, which can never be hit"
+    assert told in capsys.readouterr().out
+    assert run_command(["evaluate", run, "--repeat", "allow"]) == 0
+    shown = capsys.readouterr().out
+    assert "repeat: allow; 100.0% of the test items are repeats\n" in shown
+    for rule, count in (("allow", 3), ("exclude", 0)):
+        words = ["recommend", run, "--user", "5", "--repeat", rule, "--json"]
+        assert run_command(words) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert len(answer["items"]) == count and answer["user"] == 5
+
+
+def test_a_run_is_opened_with_its_data_moved(workplace, tmp_path, capsys, monkeypatch):
+    shutil.copytree(workplace / "store", tmp_path / "moved")
+    shutil.copytree(workplace / "run", tmp_path / "run")
+    note = json.loads((tmp_path / "run" / "run.json").read_text())
+    note["store"]["directory"] = "gone"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(note))
+    words = ["evaluate", str(tmp_path / "run")]
+    assert run_command(words) == 1
+    assert run_command([*words, "--data", str(tmp_path / "moved")]) == 0
+    words = ["recommend", str(tmp_path / "run"), "--user", str(BIG), "--data", "moved"]
+    monkeypatch.chdir(tmp_path)
+    assert run_command(words) == 0
+
+
+def test_a_request_time_before_the_last_behaviour_is_one_sentence(workplace, capsys):
+    words = ["recommend", str(workplace / "run"), "--user", str(BIG), "--request-time"]
+    assert run_command([*words, "5"]) == 1
+    assert "before the user's last behaviour" in capsys.readouterr().err
+    assert run_command([*words, "5000", "--json"]) == 0
 
 
 def test_recommend_shows_original_ids_and_leaves_seen_items_out(workplace, capsys):

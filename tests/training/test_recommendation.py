@@ -1,5 +1,7 @@
 """Recommendations, scores and vectors: many users at once, by retrieval or by a ranking task."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
 from slipstream.training.recommendation import (
+    GivenHistories,
     item_vectors,
     latest_behaviours,
     moments,
@@ -14,7 +17,6 @@ from slipstream.training.recommendation import (
     recommend_user,
     score,
     similar_items,
-    store_of_histories,
     user_vectors,
 )
 from slipstream.training.recommender import Recommender
@@ -134,16 +136,23 @@ def test_a_given_history_has_the_answers_of_the_same_log(store, changes):
         )
         for part in parts
     ]
-    view = store_of_histories(store, histories, users)
+    view = GivenHistories(store, histories, users)
     given = recommend(ours, view, range(3), 5)
     asked = recommend(ours, store, users, 5, known=known)
     assert [answer.items for answer in given] == [answer.items for answer in asked]
     assert [answer.scores for answer in given] == [answer.scores for answer in asked]
+    strangers = recommend(ours, GivenHistories(store, histories), range(3), 5)
+    assert [answer.scores for answer in strangers] != [answer.scores for answer in asked]
+    told = [
+        replace(each, user_features={"age": user % 3})
+        for user, each in zip(users, histories, strict=True)
+    ]
+    assert recommend(ours, GivenHistories(store, told), range(3), 5) == given
 
 
 def test_a_history_without_behaviours_is_refused(store):
     ours = Recommender.build(small_recipe(), store)
-    view = store_of_histories(store, [History([], [])])
+    view = GivenHistories(store, [History([], [])])
     with pytest.raises(SlipstreamError, match="at least one"):
         recommend(ours, view, [0])
 

@@ -50,7 +50,7 @@ def evaluate_as_served(
         raise SlipstreamError("no user has a held-out behaviour, so there is nothing to ask for")
     more: dict[str, Any] = {} if repeat is None else {"keep_seen": repeat == "allow"}
     timed = recipe.model.time_bias == "next" and store.meta.get("timed", True)
-    asks = _Asking(store, recipe, held_out, more, timed and not hide_request_time)
+    asks = HeldOutRequests(store, recipe, held_out, more, timed and not hide_request_time)
     own = exported_version(recommender, store)
     above_S = asyncio.run(_ask_all(url, key, asks, own, progress))
     found = RankingMetrics()
@@ -66,8 +66,8 @@ def exported_version(recommender: Recommender, store: SequenceStore) -> str:
         return export_recommender(recommender, store, Path(place) / "bundle")
 
 
-class _Asking:
-    """Makes the request of each held-out behaviour."""
+class HeldOutRequests:
+    """Makes the request of each held-out behaviour, in original ids."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class _Asking:
 
 
 async def _ask_all(
-    url: str, key: str | None, asks: _Asking, version: str, progress: Progress
+    url: str, key: str | None, asks: HeldOutRequests, version: str, progress: Progress
 ) -> torch.Tensor:
     """Ask for every held-out behaviour, a few at a time; return the items above each."""
     total = len(asks.held_out)

@@ -137,8 +137,11 @@ def train(
 def evaluate(
     run: RunArgument,
     url: Annotated[
-        str, typer.Argument(help="Where the server of --as-served is.", show_default=True)
-    ] = SERVER,
+        str | None,
+        typer.Argument(
+            help=f"Where the server of --as-served is; default $SLIPSTREAM_URL, else {SERVER}."
+        ),
+    ] = None,
     split: Annotated[
         Literal["test", "validation"], typer.Option(help="Which held-out behaviours to predict.")
     ] = "test",
@@ -177,8 +180,9 @@ def evaluate(
         raise SlipstreamError(
             "--sampled is a protocol of its own; leave out --hide-request-time and --as-served"
         )
-    if url != SERVER and not as_served:
+    if url is not None and not as_served:
         raise SlipstreamError(f"'{url}' is a server only with --as-served; add it, or leave it out")
+    url = url or os.environ.get("SLIPSTREAM_URL") or SERVER
     protocol: EvaluationProtocol = "full"
     protocol = "sampled" if sampled else "no_request_time" if hide_request_time else protocol
     recipe, store, recommender = open_with_data(run, data)

@@ -6,7 +6,6 @@ behaviours, at a request time or at the last behaviour's own time. The recipe's 
 `window` hold as in evaluation. Touch this to change what `slipstream recommend` answers.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.data.batch import JaggedBatch
-from slipstream.data.store import SequenceStore
+from slipstream.data.store import Feature, SequenceStore
 from slipstream.data.windows import cut_windows
 from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
@@ -107,6 +106,8 @@ def latest_behaviours(
     next_T = batch.next_timestamps_T.clone()
     if asked.times_B is not None:
         next_T[last_B] = torch.from_numpy(asked.times_B)
+    if isinstance(store, GivenHistories):
+        batch = replace(batch, sample_ids_B=torch.from_numpy(store.rows_B[asked.users_B]))
     return replace(batch, supervised_T=supervised_T, next_timestamps_T=next_T)
 
 
@@ -283,43 +284,46 @@ def similar_items(
     return torch.cat([best.indices for best in found]), torch.cat([best.values for best in found])
 
 
-def store_of_histories(
-    store: SequenceStore, histories: Sequence[History], users: Sequence[int | None] = ()
-) -> SequenceStore:
-    """Return a store in memory whose user b has the behaviours `histories[b]`.
+class GivenHistories(SequenceStore):
+    """A store in memory whose user b has the behaviours `histories[b]`.
 
-    The histories hold rows of the items of `store`, which the new store shares. An absent action
-    counts as 0. User features come from the history, else from row `users[b]` where it is given,
-    else they are unknown.
+    The histories hold rows of the items of `store`, which this one shares. An absent action counts
+    as 0. User features come from the history, else from row `users[b]` of the users of `store`,
+    else (-1, or no `users`) they are unknown.
     """
-    view = copy.copy(store)
-    view.offsets_U1 = np.cumsum([0, *(len(history) for history in histories)])
-    view.items_N = _joined([history.items for history in histories], np.int64)
-    view.timestamps_N = _joined([history.timestamps for history in histories], np.int64)
-    if not store.meta.get("timed", True):
-        view.timestamps_N = np.zeros_like(view.timestamps_N)
-    view.actions = {
-        name: _joined(
-            [history.actions.get(name, np.zeros(len(history))) for history in histories], np.float32
-        )
-        for name in store.actions
-    }
-    rows = [*users, *([None] * (len(histories) - len(users)))]
-    view.user_features = {
-        name: replace(
-            feature,
-            codes=np.array(
-                [
-                    history.user_features.get(name, 0 if row is None else int(feature.codes[row]))
-                    for history, row in zip(histories, rows, strict=True)
-                ],
-                dtype=np.int64,
-            ),
-        )
-        for name, feature in store.user_features.items()
-        if getattr(feature, "kind", "category") == "category"
-    }
-    return view
+
+    def __init__(
+        self, store: SequenceStore, histories: Sequence[History], users: Rows | None = None
+    ) -> None:
+        self.__dict__.update(vars(store))
+        self.offsets_U1 = np.cumsum([0, *(len(history) for history in histories)])
+        self.items_N = _joined([history.items for history in histories], np.int64)
+        self.timestamps_N = _joined([history.timestamps for history in histories], np.int64)
+        if not store.meta.get("timed", True):
+            self.timestamps_N = np.zeros_like(self.timestamps_N)
+        self.actions = {
+            name: _joined([_action(history, name) for history in histories], np.float32)
+            for name in store.actions
+        }
+        rows_B = np.full(len(histories), -1) if users is None else np.asarray(users, np.int64)
+        self.rows_B: np.ndarray = rows_B  # of the vocabulary of users
+        self.user_features = {
+            name: replace(feature, codes=_given_codes(name, feature, histories, rows_B))
+            for name, feature in store.user_features.items()
+            if getattr(feature, "kind", "category") == "category"
+        }
+
+
+def _action(history: History, name: str) -> np.ndarray:
+    return np.asarray(history.actions.get(name, np.zeros(len(history))))
+
+
+def _given_codes(
+    name: str, feature: Feature, histories: Sequence[History], rows_B: np.ndarray
+) -> np.ndarray:
+    known_B = np.where(rows_B >= 0, feature.codes[rows_B], 0)
+    pairs = zip(histories, known_B.tolist(), strict=True)
+    return np.array([each.user_features.get(name, code) for each, code in pairs], dtype=np.int64)
 
 
 def _joined(parts: Sequence[object], dtype: type) -> np.ndarray:
