@@ -73,7 +73,7 @@ def test_a_bundle_says_how_it_answers(tmp_path, items):
 
 
 def test_a_bundle_of_the_first_format_answers_as_it_did(tmp_path, items):
-    recipe = RECIPE | {"model": {"max_len": 50}, "sampler": {"max_len": 20}}
+    recipe = RECIPE | {"model": {"max_len": 50}, "sampler": {"max_len": 20}}  # no rules yet
     write_bundle(tmp_path / "b", recipe, SIZES, tensors(), items)
     description = json.loads((tmp_path / "b" / DESCRIPTION).read_text()) | {"format": 1}
     (tmp_path / "b" / DESCRIPTION).write_text(json.dumps(description))

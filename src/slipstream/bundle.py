@@ -67,10 +67,10 @@ class Bundle:
     @property
     def max_len(self) -> int:
         """How many behaviours of a history the model sees: as many as in training."""
-        if self.description["format"] == 1:
-            return int(self.recipe["model"]["max_len"])
-        sampled = self.recipe.get("sampler", {}).get("max_len")
-        return int(self.recipe["model"]["max_len"] if sampled is None else sampled)
+        longest = int(self.recipe["model"]["max_len"])
+        if "window" not in self.recipe:  # an older bundle
+            return longest
+        return min(longest, int(self.recipe.get("sampler", {}).get("max_len", longest)))
 
     @property
     def timed(self) -> bool:

@@ -209,7 +209,7 @@ def plain_rows(store, recommender, batch, tables):
                     codes = [int(feature.codes[place])]
                 else:
                     start, end = feature.offsets_V1[place : place + 2]
-                    codes = feature.codes[start:end].tolist() or [0]
+                    codes = sorted(set(feature.codes[start:end].tolist())) or [0]
                 taken.append(sum(table[code] for code in codes) / len(codes))
             rows[f"{noun}.{name}"] = torch.stack(taken)
     return rows

@@ -43,10 +43,10 @@ class FeatureCodes:
             edges = quantile_edges(feature.values[trained_V], bins)
             codes = torch.from_numpy(bin_numbers(feature.values, edges))
             return cls(codes, bin_count(edges), "number", edges=tuple(edges))
-        codes = torch.tensor(feature.codes, dtype=torch.int64)
         if feature.kind == "category":
-            return cls(codes, feature.cardinality)
-        codes, offsets_V1 = _fill_empty_rows(codes, torch.tensor(feature.offsets_V1))
+            return cls(torch.tensor(feature.codes, dtype=torch.int64), feature.cardinality)
+        assert feature.offsets_V1 is not None
+        codes, offsets_V1 = _codes_by_row(feature.codes, feature.offsets_V1, feature.cardinality)
         return cls(codes, feature.cardinality, "categories", offsets_V1)
 
     def take(self, rows_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -142,17 +142,19 @@ def _add(found: InputKeys, table: str, taken: tuple[torch.Tensor, torch.Tensor |
         found.offsets[table] = offsets
 
 
-def _fill_empty_rows(
-    codes: torch.Tensor, offsets_V1: torch.Tensor
+def _codes_by_row(
+    codes: np.ndarray, offsets_V1: np.ndarray, cardinality: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give every row without a value the code 0, "unknown"."""
-    lengths_V = offsets_V1.diff()
-    filled_V1 = offsets_from_lengths(lengths_V.clamp(min=1))
-    filled = torch.zeros(int(filled_V1[-1]), dtype=torch.int64)
-    moved_V = filled_V1[:-1] - offsets_V1[:-1]
-    first, last = int(offsets_V1[0]), int(offsets_V1[-1])
-    filled[torch.arange(first, last) + moved_V.repeat_interleave(lengths_V)] = codes[first:last]
-    return filled, filled_V1
+    """Return every row's different codes in ascending order; only 0, "unknown", where none is."""
+    rows = np.repeat(np.arange(offsets_V1.size - 1), np.diff(offsets_V1))
+    codes = codes[offsets_V1[0] : offsets_V1[-1]]
+    rows, codes = rows[codes > 0], codes[codes > 0]
+    empty = np.setdiff1d(np.arange(offsets_V1.size - 1), rows)
+    rows, codes = np.divmod(
+        np.unique(np.concatenate([rows * cardinality + codes, empty * cardinality])), cardinality
+    )
+    lengths_V = np.bincount(rows, minlength=offsets_V1.size - 1)
+    return torch.from_numpy(codes), offsets_from_lengths(torch.from_numpy(lengths_V))
 
 
 def labels_TA(recipe: Recipe, batch: JaggedBatch, dtype: torch.dtype) -> torch.Tensor:

@@ -96,10 +96,11 @@ def test_user_features_are_labels_codes_lists_or_numbers(tmp_path):
     assert codes_of(served, city=None, hobbies=None, income=None) == unknown
     assert codes_of(served, city="Paris", hobbies=[], income=float("nan")) == unknown
     told = codes_of(served, city="Oslo", hobbies=["golf", "chess"], income=20)
-    assert told == {"city": 2, "hobbies": (2, 1), "income": 3}
+    assert told == {"city": 2, "hobbies": (1, 2), "income": 3}
     assert told == codes_of(served, city=2, hobbies=(2, "chess"), income=np.float32(29.5))
     assert codes_of(served, hobbies="ski")["hobbies"] == (3,)
-    assert codes_of(served, hobbies=["ski", "tennis"])["hobbies"] == (3, 0)
+    assert codes_of(served, hobbies=["ski", "tennis", "ski", "golf"])["hobbies"] == (2, 3)
+    assert codes_of(served, hobbies=["tennis", 0, None])["hobbies"] == (0,)
     bins = [codes_of(served, income=value)["income"] for value in (-5, 9.99, 10, 19, 30, 1e9)]
     assert bins == [1, 1, 2, 2, 4, 4]
 
@@ -132,7 +133,7 @@ def test_a_bundle_without_user_features_refuses_them(tmp_path):
 def test_features_with_several_values_are_part_of_the_digest(tmp_path):
     served = engine(tmp_path, blocks=1)
     encoder = HistoryEncoder(served.items, {}, FEATURES)
-    given = [{}, {"hobbies": [1]}, {"hobbies": [1, 2]}, {"hobbies": [2, 1]}, {"income": 15}]
+    given = [{}, {"hobbies": [1]}, {"hobbies": [1, 2]}, {"hobbies": [2, 3]}, {"income": 15}]
     digests = {encoder.encode(History([], [], {}, values)).digest() for values in given}
     assert len(digests) == len(given)
 

@@ -91,7 +91,8 @@ class UserFeature:
             raise BadRequest(
                 f"user feature '{name}' has {len(values)} values; send at most {_MAX_VALUES}"
             )
-        return tuple(self._code(name, each) for each in values) or (0,)
+        codes = {self._code(name, each) for each in values} - {0}
+        return tuple(sorted(codes)) or (0,)  # as in training
 
     def _code(self, name: str, value: Any) -> int:
         if value is None:
