@@ -12,6 +12,7 @@ SHARED = {
     "interrupts",
     "bundle",
     "config",
+    "config_words",
     "_lazy",
     "__version__",
 }  # every room uses them
