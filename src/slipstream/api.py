@@ -21,7 +21,7 @@ from slipstream.data.preparation import Choices, Progress
 from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_json, write_json
+from slipstream.files import check_output, read_json, write_json
 from slipstream.training.evaluation import evaluate, evaluate_sampled, evaluate_without_request_time
 from slipstream.training.export import export_recommender
 from slipstream.training.recipe import Recipe
@@ -35,16 +35,22 @@ from slipstream.training.telemetry import is_first_rank
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run on disk."""
+    """A trained run on disk; `data` says where its data are, if they were moved since."""
 
     directory: Path
+    data: str | os.PathLike[str] | SequenceStore | None
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        data: str | os.PathLike[str] | SequenceStore | None = None,
+    ) -> None:
         object.__setattr__(self, "directory", Path(directory))
+        object.__setattr__(self, "data", data)
 
     @cached_property
     def _opened(self) -> tuple[Recipe, SequenceStore, Recommender]:
-        return open_run(self.directory)
+        return open_run(self.directory, self.data)
 
     @property
     def recipe(self) -> Recipe:
@@ -93,8 +99,9 @@ class Run:
         """Recommend the best unseen items to a user, who is given by original id."""
         return recommend(self.recommender, self.store, self.store.users.row(user), count)
 
-    def export(self, out: str | os.PathLike[str]) -> Path:
-        """Write the bundle that serving opens, and return its path."""
+    def export(self, out: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the bundle that serving opens, and return its path; `force` replaces a bundle."""
+        check_output(out, "bundle", force=force, inputs=[self.directory, self.store.directory])
         note = read_json(self.directory / "run.json")
         figures = {name: note[name] for name in ("test", "validation", "step") if name in note}
         export_recommender(self.recommender, self.store, out, **figures)
@@ -140,12 +147,14 @@ def train(
     data: str | os.PathLike[str] | SequenceStore | None = None,
     out: str | os.PathLike[str] | None = None,
     quiet: bool = False,
+    force: bool = False,
     **settings: Any,
 ) -> Run:
     """Train a recipe into `out` (default runs/<name>), resuming what is there.
 
-    The recipe is a path, the name of a shipped one, or a `Recipe`. Settings change keys of it:
-    `max_steps=200`, or `model__dim=64` for a full path.
+    A run of another recipe or of other data is replaced only by `force`. The recipe is a path, the
+    name of a shipped one, or a `Recipe`. Settings change keys of it: `max_steps=200`,
+    `model__dim=64` for a full path, or `model={"dim": 64}` for a section.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(Recipe, Path(recipe), overrides, **settings)
@@ -155,9 +164,8 @@ def train(
             "instead"
         )
     store = open_store(data if data is not None else recipe.data)
-    result = train_run(
-        recipe, store, Path(out) if out is not None else Path("runs") / recipe.name, quiet=quiet
-    )
+    run_dir = Path(out) if out is not None else Path("runs") / recipe.name
+    result = train_run(recipe, store, run_dir, quiet=quiet, force=force)
     if is_first_rank():
         write_report(result.directory)
     return Run(result.directory)

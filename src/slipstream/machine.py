@@ -3,8 +3,8 @@
 Two decisions follow, both made once at the start of a computation. Threads: as many as are free.
 OpenMP's waiting: its threads spin while they wait for each other, which is fastest on a quiet
 machine and ruinous where another process needs the core; beside busy processes they sleep instead.
-This module does not import torch, because OpenMP reads its environment when torch loads it. Touch this
-when threads or waiting are chosen in another way.
+This module does not import torch, because OpenMP reads its environment when torch loads it. Touch
+this when threads or waiting are chosen in another way.
 """
 
 import math
