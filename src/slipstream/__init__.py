@@ -5,9 +5,14 @@ Touch this when a name of `import slipstream as ss` is added. Names and rooms (`
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":
+    raise ImportError("Slipstream runs on Linux and macOS; on Windows use WSL 2")
+
 from slipstream._lazy import exporter
+from slipstream.machine import wait_passively_where_crowded
 
 if TYPE_CHECKING:
     from slipstream import data as data
@@ -78,6 +83,8 @@ _load, _ = exporter(
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Run", "train"):
+        wait_passively_where_crowded()  # before torch is imported
     return importlib.import_module(f"slipstream.{name}") if name in _ROOMS else _load(name)
 
 

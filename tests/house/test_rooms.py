@@ -14,6 +14,7 @@ SHARED = {
     "config",
     "display",
     "progress",
+    "config_words",
     "_lazy",
     "__version__",
 }  # every room uses them

@@ -17,6 +17,7 @@ __all__ = [
     "open_store",
     "prepare",
     "train",
+    "train_recipe",
 ]
 __getattr__, __dir__ = exporter(
     __name__,
@@ -30,6 +31,7 @@ __getattr__, __dir__ = exporter(
         "open_store": "functions",
         "prepare": "preparing",
         "train": "functions",
+        "train_recipe": "functions",
     },
 )
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from slipstream.api.functions import load as load
     from slipstream.api.functions import open_store as open_store
     from slipstream.api.functions import train as train
+    from slipstream.api.functions import train_recipe as train_recipe
     from slipstream.api.predictor import Predictor as Predictor
     from slipstream.api.preparing import prepare as prepare
     from slipstream.api.trained_run import Figures as Figures

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from pydantic import BaseModel
 
-from slipstream.api.arguments import clear_arguments, path_of
+from slipstream.api.arguments import clear_arguments, in_python_words, path_of
 from slipstream.api.bundle_model import BundleModel
 from slipstream.api.trained_run import Run
 from slipstream.config import load_recipe
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import kind_of_directory
+from slipstream.training.comparison import compare_runs
 from slipstream.training.own_functions import (
+    NO_FUNCTIONS,
     LossFunction,
     MetricFunction,
     OwnFunctions,
@@ -30,8 +31,7 @@ from slipstream.training.own_functions import (
 )
 from slipstream.training.popularity import BASELINE
 from slipstream.training.recipe import Recipe
-from slipstream.training.report import write_report
-from slipstream.training.run import read_recipe
+from slipstream.training.report import COUNTS, SHARES, write_report
 from slipstream.training.run import train as train_run
 from slipstream.training.telemetry import is_first_rank
 
@@ -59,11 +59,14 @@ def train(
     data: PathLike | SequenceStore | None = None,
     out: PathLike | None = None,
     quiet: bool = False,
+    force: bool = False,
     metric: str | MetricFunction | Collection[MetricFunction] | None = None,
     loss: str | LossFunction | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Train a model into `out` (default runs/<name>), resuming what is there.
+
+    A run of another recipe or on other data is replaced only by `force`.
 
     `what` is a store, which the recipe `retrieval-default` then fits to, or a recipe: a path, the
     name of a shipped one, or a `Recipe`, with `data` as its store. Settings change keys of the
@@ -77,17 +80,42 @@ def train(
     settings |= {"metric": metric} if isinstance(metric, str) else {}
     settings |= {"loss": loss} if loss is not None and own.loss is None else {}
     recipe, data = _recipe_and_data(what, recipe, data)
+    with in_python_words():
+        if recipe is None and "name" not in settings:
+            store = data = open_store(data)
+            settings["name"] = store.directory.resolve().name
+        return train_recipe(
+            DEFAULT_RECIPE if recipe is None else recipe,
+            *overrides,
+            data=data,
+            out=out,
+            quiet=quiet,
+            force=force,
+            own=own,
+            **settings,
+        )
+
+
+def train_recipe(
+    recipe: PathLike | Recipe,
+    *overrides: str,
+    data: PathLike | SequenceStore | None = None,
+    out: PathLike | None = None,
+    quiet: bool = False,
+    force: bool = False,
+    own: OwnFunctions = NO_FUNCTIONS,
+    **settings: Any,
+) -> Run:
+    """Train a recipe; what `ss.train` and the command `slipstream train` share."""
     for text in overrides:
         if not isinstance(text, str):
             raise SlipstreamError(
-                f"ss.train takes one store or recipe, then settings by name, but got {text!r}"
+                f"train takes one store or recipe, then settings by name, but got {text!r} too"
             )
     chosen = _chosen_recipe(recipe, overrides, settings)
     store = open_store(data if data is not None else chosen.data)
-    if recipe is None and "name" not in settings:
-        chosen = chosen.model_copy(update={"name": store.directory.resolve().name})
     place = Path("runs") / chosen.name if out is None else path_of("out", out)
-    result = train_run(chosen, store, place, quiet=quiet, own=own)
+    result = train_run(chosen, store, place, quiet=quiet, force=force, own=own)
     if is_first_rank():
         write_report(result.directory)
     return Run(result.directory)
@@ -119,30 +147,15 @@ def _recipe_and_data(
 
 
 def _chosen_recipe(
-    recipe: PathLike | Recipe | None, overrides: Sequence[str], settings: dict[str, Any]
+    recipe: PathLike | Recipe, overrides: Sequence[str], settings: dict[str, Any]
 ) -> Recipe:
     if not isinstance(recipe, Recipe):
-        path = path_of("recipe", DEFAULT_RECIPE if recipe is None else recipe)
-        return load_recipe(Recipe, path, overrides, **_flat(settings))
+        return load_recipe(Recipe, path_of("recipe", recipe), overrides, **settings)
     if overrides or settings:
         raise SlipstreamError(
             "settings change a recipe file; change the Recipe object itself with model_copy instead"
         )
     return recipe
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with the keys of a section's dict on their own: model__dim for model.dim."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        field = Recipe.model_fields.get(name)
-        section = None if field is None else field.annotation
-        nested = isinstance(section, type) and issubclass(section, BaseModel)
-        if nested and isinstance(value, dict):
-            flat |= {f"{name}__{key}": each for key, each in value.items()}
-        else:
-            flat[name] = value
-    return flat
 
 
 @clear_arguments()
@@ -175,39 +188,25 @@ def compare(runs: Sequence[PathLike | Run], metrics: Sequence[str] | None = None
     `metrics` chooses the figures; unless given, those at 10, the AUCs and a caller's own. A run
     that was not evaluated on the test split has its validation figures only.
     """
-    if isinstance(runs, str | os.PathLike | Run) or not isinstance(runs, Sequence) or not runs:
+    if isinstance(runs, str | os.PathLike | Run) or not isinstance(runs, Sequence):
         raise SlipstreamError(f"compare takes a list of runs, got {runs!r}")
-    opened = [run if isinstance(run, Run) else Run(path_of("each run", run)) for run in runs]
-    notes = [run.note for run in opened]
-    recipes = [_dotted(read_recipe(run.directory).model_dump(mode="json")) for run in opened]
-    keys = list(dict.fromkeys(key for recipe in recipes for key in recipe))
-    differing = [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
-    columns: dict[str, list[Any]] = {"run": [str(run.directory) for run in opened]}
-    columns |= {key: [recipe.get(key) for recipe in recipes] for key in differing}
-    columns |= {"steps": [note.get("step") for note in notes]}
-    for split, place in (("validation", "metrics"), ("test", "test")):
-        found = [note.get(place) or {} for note in notes]
-        names = dict.fromkeys(name for each in found for name in each)
-        for name in (name for name in names if _is_shown(name, metrics)):
-            columns[f"{split} {name}"] = [each.get(name) for each in found]
+    places = [run.directory if isinstance(run, Run) else path_of("each run", run) for run in runs]
+    found = compare_runs(places)
+    columns: dict[str, list[Any]] = {"run": [run.directory for run in found.runs], **found.keys}
+    columns["steps"] = [run.step for run in found.runs]
+    for split, figures in (("validation", found.validation), ("test", found.test)):
+        for name, values in figures.items():
+            if _is_shown(name, metrics):
+                columns[f"{split} {name}"] = values
     return pl.DataFrame([pl.Series(name, _of_one_type(values)) for name, values in columns.items()])
 
 
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their full keys."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        flat |= _dotted(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
 def _is_shown(name: str, metrics: Sequence[str] | None) -> bool:
+    """Whether a figure is among the chosen, or at 10, a mean, or a caller's own."""
     if metrics is not None:
         return name in metrics
-    described = ("users", "behaviours", "repeats", "cold_users", "cold_items")
     other = "@" in name and not name.endswith("@10")
-    return not (other or "/" in name or name in described or name.startswith(BASELINE))
+    return not (other or "/" in name or name in (*COUNTS, *SHARES) or name.startswith(BASELINE))
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:

@@ -28,7 +28,8 @@ from slipstream.training.own_functions import MetricFunction, OwnFunctions, own_
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.report import write_report
-from slipstream.training.run import open_run, read_recipe
+from slipstream.training.run import open_run
+from slipstream.training.run_directory import read_recipe
 from slipstream.training.run_evaluation import EvaluationProtocol, evaluate_run
 from slipstream.training.telemetry import read_metrics
 
@@ -83,10 +84,8 @@ class Run(Predictor):
 
     @cached_property
     def _opened(self) -> tuple[Recipe, SequenceStore, Recommender]:
-        data = self._data
-        if isinstance(data, str | os.PathLike):
-            data = SequenceStore.open(Path(data))
-        return open_run(self.directory, data)
+        with in_python_words():
+            return open_run(self.directory, self._data)
 
     @property
     def recipe(self) -> Recipe:

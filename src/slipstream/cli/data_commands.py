@@ -6,6 +6,7 @@ Touch this when a choice of preparing data gets a flag; the work is in data/prep
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console

@@ -85,11 +85,6 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self._ids)
 
-    @property
-    def titled(self) -> bool:
-        """Whether the data has titles."""
-        return self._titles is not None
-
     def id(self, row: int) -> int | str:
         """Return the original id of a row."""
         if not 0 <= row < len(self):
