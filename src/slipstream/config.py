@@ -38,7 +38,7 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def load_recipe(
-    model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any
+    model: type[Model], source: str | Path, overrides: Sequence[str] = (), /, **settings: Any
 ) -> Model:
     """Load a typed recipe, with `overrides` ("key=value") and then `settings` (values) applied."""
     path = recipe_path(source)

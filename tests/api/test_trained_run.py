@@ -1,16 +1,17 @@
-"""The Python functions behind the commands: what they return and what they refuse."""
+"""A run in Python: its answers, its evaluation, its curves, its bundle."""
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 import slipstream as ss
-from slipstream import api
 from slipstream.bundle import read_bundle
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_json
+from slipstream.files import read_json, write_json
 from tests.support.tiny_runs import BIG, prepare_and_train
-from tests.support.training_fixtures import small_recipe, small_store
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +63,71 @@ def test_a_protocol_of_retrieval_is_refused_for_ranking(workplace, monkeypatch):
         run.evaluate(protocol="sampled")
 
 
-def test_recommend_takes_the_original_id(workplace):
-    answer = ss.Run(workplace / "run").recommend(BIG - 3, count=2)
-    assert len(answer.items) == 2
+def test_recommend_answers_with_original_ids(workplace):
+    run = ss.Run(workplace / "run")
+    answer = run.recommend(BIG - 3, k=2)
+    assert answer["user"].to_list() == [BIG - 3] * 2
+    assert all(item > BIG - 40 for item in answer["item"])
 
 
-def test_a_store_is_given_as_itself_or_as_its_directory(workplace):
-    store = api.open_store(workplace / "store")
-    assert api.open_store(store) is store
-    with pytest.raises(SlipstreamError, match="the recipe names no data"):
-        api.open_store(None)
+def test_figures_are_a_dict_with_a_frame_and_a_readable_face(workplace):
+    figures = ss.Run(workplace / "run").evaluate("test")
+    assert isinstance(figures, dict) and json.loads(json.dumps(figures)) == figures
+    assert figures.frame.columns == ["metric", "value"]
+    assert dict(figures.frame.rows()) == figures
+    text = repr(figures)
+    assert text.startswith("run, test\n") and "HR@10" in text
+    assert re.search(r"users +20$", text, re.MULTILINE), "a count is no share"
+    assert "<td>HR@10</td>" in figures._repr_html_()
 
 
-def test_a_recipe_object_takes_no_overrides(tmp_path):
-    with pytest.raises(SlipstreamError, match="model_copy"):
-        ss.train(small_recipe(), "max_steps=1", data=small_store(tmp_path / "store"))
+def test_evaluate_by_another_rule_is_kept_apart(workplace):
+    run = ss.Run(workplace / "run")
+    usual = run.evaluate("test")
+    run.evaluate("test", repeat="allow")
+    note = read_json(run.directory / "run.json")
+    assert note["test"] == usual and "test_repeat_allow" in note
 
 
-def test_settings_change_keys_of_a_shipped_recipe(tmp_path, workplace):
-    small = {"model__dim": 8, "heads": 1, "blocks": 1, "negatives": 4, "threads": 1}
-    run = ss.train(
-        "ml-1m-hstu", data=workplace / "store", out=tmp_path / "run", max_steps=1, **small
-    )
-    assert read_json(run.directory / "run.json")["step"] == 1
-    assert run.report().is_file()
+def test_evaluate_takes_metrics_of_ones_own(workplace):
+    seen = []
+
+    def hits_at_10(places):
+        seen.append(places)
+        return float((places <= 10).double().mean())
+
+    figures = ss.Run(workplace / "run").evaluate("test", metric=hits_at_10)
+    assert figures["hits_at_10"] == pytest.approx(figures["HR@10"])
+    assert seen[0].shape == (20,) and float(seen[0].min()) >= 1
+
+
+def test_metrics_are_the_curves_of_training(workplace):
+    run = ss.Run(workplace / "run")
+    curves = run.metrics
+    assert curves["step"].is_sorted() and "validation HR@10" in curves.columns
+    last = curves.filter(curves["best"])["validation HR@10"][-1]
+    assert last == run.note["metrics"]["HR@10"]
+
+
+def test_a_run_shows_what_it_is(workplace):
+    run = ss.Run(workplace / "run")
+    assert "hstu, width 8" in repr(run) and "finished" in repr(run)
+    page = run._repr_html_()
+    assert page.startswith("<table>") and "hstu, width 8" in page
+
+
+def test_runs_are_equal_by_their_directory(workplace):
+    assert len({ss.Run(workplace / "run"), ss.Run(str(workplace / "run"))}) == 1
+
+
+def test_a_run_whose_store_was_moved_is_opened_with_data(workplace, tmp_path):
+    shutil.copytree(workplace / "run", tmp_path / "run")
+    shutil.copytree(workplace / "store", tmp_path / "moved")
+    note = read_json(tmp_path / "run" / "run.json")
+    note["store"] |= {"directory": "/nowhere", "from_run": "../gone"}
+    write_json(tmp_path / "run" / "run.json", note)
+    with pytest.raises(SlipstreamError, match="with data DIR"):
+        ss.load(tmp_path / "run").recommend(BIG - 3)
+    moved = ss.load(tmp_path / "run", data=str(tmp_path / "moved"))
+    here = ss.Run(workplace / "run").recommend(BIG - 3)
+    assert moved.recommend(BIG - 3).equals(here)
