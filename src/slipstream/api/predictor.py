@@ -187,7 +187,15 @@ class Predictor(abc.ABC):
         asked = questions(users, histories, self.data, self.items, features)
         for start in range(0, len(asked), USERS_AT_ONCE):
             part = asked[start : start + USERS_AT_ONCE]
-            yield part, [self.engine.encode(question.history) for question in part]
+            encoded = [self.engine.encode(question.history) for question in part]
+            for question, each in zip(part, encoded, strict=True):
+                last = int(each.timestamps_T[-1]) if len(each) else 0
+                if request_time is not None and self.bundle.timed and request_time < last:
+                    raise SlipstreamError(
+                        f"request_time {request_time} is before the last behaviour of user "
+                        f"{question.user!r} at {last}; give the time of the request in seconds"
+                    )
+            yield part, encoded
 
     def _window(self, encoded: EncodedHistory) -> EncodedHistory:
         bundle = self.bundle
