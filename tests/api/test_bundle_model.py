@@ -41,3 +41,17 @@ def test_a_bundle_shows_what_it_is(run):
 def test_what_is_no_bundle_is_refused(run):
     with pytest.raises(SlipstreamError, match="is not a bundle"):
         ss.BundleModel(run.directory)
+
+
+@pytest.mark.parametrize("repeat, excludes", [("exclude", True), ("allow", False)])
+def test_a_bundle_recommends_what_the_servers_engine_retrieves(run, repeat, excludes):
+    place = run.directory.parent
+    model, engine = ss.BundleModel(place / "bundle", run.store), ss.Engine(place / "bundle")
+    for row in range(run.store.num_users):
+        start, end = run.store.offsets_U1[row : row + 2]
+        items = [run.items.id(item) for item in run.store.items_N[start:end]]
+        history = ss.History(items, run.store.timestamps_N[start:end].tolist())
+        found = model.recommend(run.store.users.id(row), k=5, repeat=repeat)
+        items, scores = engine.retrieve(history, 5, exclude_seen=excludes)
+        assert found["item"].to_list() == items
+        assert found["score"].to_list() == pytest.approx(scores, abs=1e-5)
