@@ -2,8 +2,6 @@
 // and each other's, or one set). A row is loaded once for a block of kBlock tokens, so scoring
 // other tokens' negatives costs arithmetic, not memory. Weights (d loss / d logit / temperature)
 // are kept as [block][negative][kBlock], absent tokens of a last block with weight 0.
-#include <omp.h>
-
 #include <cmath>
 #include <limits>
 #include <vector>

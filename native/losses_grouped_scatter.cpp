@@ -2,8 +2,6 @@
 // group's tokens. Few rows: each thread adds into a copy of its own. Many rows: the negatives are
 // first sorted into buckets of near rows (order kept), then one thread sums each bucket; this
 // result does not depend on the number of threads.
-#include <omp.h>
-
 #include <vector>
 
 #include "kernels.h"

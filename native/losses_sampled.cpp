@@ -2,13 +2,12 @@
 // negatives x width never exists. The forward pass keeps tokens x negatives weights (d loss / d
 // logit / temperature) and, while a token's rows are still in the cache, its gradient for a unit
 // loss gradient. The gradient of the rows is a scatter of weights x hidden (rows_scatter.cpp).
-#include <omp.h>
-
 #include <cmath>
 #include <limits>
 
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 

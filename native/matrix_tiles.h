@@ -80,21 +80,20 @@ typedef float v8_any __attribute__((vector_size(32), aligned(4), may_alias));
 
 // dst[c * ldd + r] = src[r * lds + c] for an 8 x 8 block.
 inline void transpose_8x8(const float* src, int64_t lds, float* dst, int64_t ldd) {
-    typedef int32_t m8 __attribute__((vector_size(32)));
     v8 x[8], y[8];
     for (int r = 0; r < 8; ++r) x[r] = *reinterpret_cast<const v8_any*>(src + r * lds);
     for (int r = 0; r < 8; r += 2) {
-        y[r] = __builtin_shuffle(x[r], x[r + 1], m8{0, 8, 1, 9, 4, 12, 5, 13});
-        y[r + 1] = __builtin_shuffle(x[r], x[r + 1], m8{2, 10, 3, 11, 6, 14, 7, 15});
+        y[r] = __builtin_shufflevector(x[r], x[r + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        y[r + 1] = __builtin_shufflevector(x[r], x[r + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
     for (int r = 0; r < 8; r += 4)
         for (int s = 0; s < 2; ++s) {
-            x[r + 2 * s] = __builtin_shuffle(y[r + s], y[r + 2 + s], m8{0, 1, 8, 9, 4, 5, 12, 13});
-            x[r + 2 * s + 1] = __builtin_shuffle(y[r + s], y[r + 2 + s], m8{2, 3, 10, 11, 6, 7, 14, 15});
+            x[r + 2 * s] = __builtin_shufflevector(y[r + s], y[r + 2 + s], 0, 1, 8, 9, 4, 5, 12, 13);
+            x[r + 2 * s + 1] = __builtin_shufflevector(y[r + s], y[r + 2 + s], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int r = 0; r < 4; ++r) {
-        *reinterpret_cast<v8_any*>(dst + r * ldd) = __builtin_shuffle(x[r], x[r + 4], m8{0, 1, 2, 3, 8, 9, 10, 11});
-        *reinterpret_cast<v8_any*>(dst + (r + 4) * ldd) = __builtin_shuffle(x[r], x[r + 4], m8{4, 5, 6, 7, 12, 13, 14, 15});
+        *reinterpret_cast<v8_any*>(dst + r * ldd) = __builtin_shufflevector(x[r], x[r + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *reinterpret_cast<v8_any*>(dst + (r + 4) * ldd) = __builtin_shufflevector(x[r], x[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
 

@@ -1,12 +1,11 @@
 // The operators around attention, one pass each: bias + SiLU, norm x weight x gate x dropout,
 // dropout. Masks come from counter_random.h and are recomputed in backward, never stored.
-#include <omp.h>
-
 #include <cmath>
 
 #include "counter_random.h"
 #include "kernels.h"
 #include "simd.h"
+#include "threads.h"
 
 namespace {
 

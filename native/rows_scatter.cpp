@@ -3,8 +3,6 @@
 // copy, and the copies are summed in order. Many rows: entries are first sorted into buckets of
 // near rows (token order kept), then one thread sums each bucket, which fits the cache; this result
 // does not depend on the number of threads.
-#include <omp.h>
-
 #include "kernels.h"
 #include "simd.h"
 

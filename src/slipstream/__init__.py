@@ -5,9 +5,14 @@ Touch this when a name of `import slipstream as ss` is added. Names and rooms (`
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+if sys.platform == "win32":
+    raise ImportError("Slipstream runs on Linux and macOS; on Windows use WSL 2")
+
 from slipstream._lazy import exporter
+from slipstream.machine import wait_passively_where_crowded
 
 if TYPE_CHECKING:
     from slipstream import data as data
@@ -18,7 +23,11 @@ if TYPE_CHECKING:
     from slipstream import serving as serving
     from slipstream import tables as tables
     from slipstream import training as training
+    from slipstream.api import BundleModel as BundleModel
+    from slipstream.api import Figures as Figures
     from slipstream.api import Run as Run
+    from slipstream.api import compare as compare
+    from slipstream.api import load as load
     from slipstream.api import prepare as prepare
     from slipstream.api import train as train
     from slipstream.data.store import SequenceStore as SequenceStore
@@ -30,15 +39,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BundleModel",
     "Engine",
+    "Figures",
     "History",
     "Recipe",
     "Run",
     "SequenceStore",
     "SlipstreamError",
     "__version__",
+    "compare",
     "data",
     "history",
+    "load",
     "models",
     "ops",
     "pipeline",
@@ -53,19 +66,25 @@ _ROOMS = ("data", "history", "models", "ops", "pipeline", "serving", "tables", "
 _load, _ = exporter(
     __name__,
     {
+        "BundleModel": "api.bundle_model",
+        "Figures": "api.trained_run",
         "History": "history.user_history",
         "Engine": "serving.engine.engine",
         "Recipe": "training.recipe",
-        "Run": "api",
+        "Run": "api.trained_run",
         "SequenceStore": "data.store",
         "SlipstreamError": "errors",
-        "prepare": "api",
-        "train": "api",
+        "compare": "api.functions",
+        "load": "api.functions",
+        "prepare": "api.preparing",
+        "train": "api.functions",
     },
 )
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Run", "train"):
+        wait_passively_where_crowded()  # before torch is imported
     return importlib.import_module(f"slipstream.{name}") if name in _ROOMS else _load(name)
 
 

@@ -1,9 +1,10 @@
 """Recipes: YAML files plus `key=value` overrides, checked against typed models.
 
 An override may name a key by its full path (`model.dim=64`), by its last part where that is unique
-(`max_steps=200`), or a section by its kind (`loss=full_softmax`). A wrong key is refused with the
-nearest valid one. A key that was renamed (`renamed` of a section's model) is still accepted. Touch
-this when recipes are read in another way; what is in them is `training/recipe.py`.
+(`max_steps=200`), or a section by its kind (`loss=full_softmax`) or by a mapping that is merged
+into it (`model={dim: 64}`). A wrong key is refused with the nearest valid one. A key that was
+renamed (`renamed` of a section's model) is still accepted. Touch this when recipes are read in
+another way; what is in them is `training/recipe.py`, the words for it are in `config_words.py`.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from slipstream.config_words import explain
 from slipstream.errors import SlipstreamError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
+FIELDS = "__dataclass_fields__"  # a small section may be a dataclass
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -35,7 +38,7 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def load_recipe(
-    model: type[Model], source: str | Path, overrides: Sequence[str] = (), **settings: Any
+    model: type[Model], source: str | Path, overrides: Sequence[str] = (), /, **settings: Any
 ) -> Model:
     """Load a typed recipe, with `overrides` ("key=value") and then `settings` (values) applied."""
     path = recipe_path(source)
@@ -50,19 +53,21 @@ def load_recipe(
             f"recipe {path} must be a mapping of keys to values, not a {type(values).__name__}"
         )
     for name, section in _sections(model).items():
-        if name in values:
+        if values.get(name, 0) is None:  # `model:` with nothing below it
+            del values[name]
+        elif name in values:
             try:
                 values[name] = translate_renamed(section, values[name])
             except ValueError as error:
-                raise SlipstreamError(f"{name} in {path}: {error}") from None
+                raise SlipstreamError(f"{name} in {source}: {error}") from None
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
             raise SlipstreamError(f"override '{text}' is not of the form key=value")
-        _put(values, resolve_key(model, key, f"{path} overrides"), _parse(key, value))
+        _override(model, values, key, _parse(key, value), f"{source} overrides")
     for key, value in settings.items():
-        _put(values, resolve_key(model, key.replace("__", "."), f"{path} settings"), value)
-    return check(model, values, str(path))
+        _override(model, values, key.replace("__", "."), value, f"{source} settings")
+    return check(model, values, str(source))
 
 
 def _parse(key: str, text: str) -> Any:
@@ -72,22 +77,38 @@ def _parse(key: str, text: str) -> Any:
         raise SlipstreamError(f"override {key}={text} is not a valid value") from error
 
 
+def _override(
+    model: type[BaseModel], values: dict[str, Any], key: str, value: Any, where: str
+) -> None:
+    """Set one key of a recipe's values; a mapping given for a section is merged into it."""
+    if isinstance(value, dict) and key in _sections(model):
+        for name, inner in value.items():
+            _put(values, resolve_key(model, f"{key}.{name}", where), inner)
+    else:
+        _put(values, resolve_key(model, key, where), value)
+
+
 def check(model: type[Model], values: dict[str, Any], where: str) -> Model:
     """Make a typed model of `values`; the first thing wrong with them becomes one sentence."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the recipe"
         if first["type"] == "extra_forbidden":
+            key = ".".join(str(part) for part in first["loc"])
             raise SlipstreamError(
                 f"unknown key '{key}' in {where}{did_you_mean(key, _all_keys(model))}"
             ) from None
-        given = "" if first["type"] in ("missing", "value_error") else f", got {first['input']!r}"
-        message = first["msg"].removeprefix("Value error, ")
-        raise SlipstreamError(
-            f"{key} in {where}: {message[0].lower()}{message[1:]}{given}"
-        ) from None
+        raise SlipstreamError(explain(model, first, where)) from None
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with full keys (`model.dim`)."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {}
+        flat |= inner or {prefix + name: value}
+    return flat
 
 
 def translate_renamed(model: type[BaseModel], values: Any) -> Any:
@@ -112,10 +133,11 @@ def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Return every full key of a model, sections included."""
-    sections = _sections(model)
     keys = [prefix + name for name in model.model_fields]
-    for name, section in sections.items():
+    for name, section in _sections(model).items():
         keys += _all_keys(section, f"{prefix}{name}.")
+    for name, field in model.model_fields.items():
+        keys += [f"{prefix}{name}.{key}" for key in getattr(field.annotation, FIELDS, ())]
     return keys
 
 
@@ -156,8 +178,8 @@ def _inside_free_mapping(model: type[BaseModel], key: str) -> bool:
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
     for part in path[:-1]:
-        inner = values.setdefault(part, {})
+        inner = values.get(part)
         if not isinstance(inner, dict):
-            inner = values[part] = {"kind": inner}
+            inner = values[part] = {} if inner is None else {"kind": inner}
         values = inner
     values[path[-1]] = value

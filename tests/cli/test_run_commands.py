@@ -107,15 +107,12 @@ def test_recommend_shows_original_ids_and_leaves_seen_items_out(workplace, capsy
     words = ["recommend", str(workplace / "run"), "--user", str(BIG - 3), "--count", "5"]
     assert run_command(words) == 0
     assert str(BIG)[:12] in capsys.readouterr().out
-    run = api.Run(workplace / "run")
-    answer = run.recommend(BIG - 3, count=1000)
-    log = set(
-        run.store.items_N[
-            run.store.offsets_U1[answer.user] : run.store.offsets_U1[answer.user + 1]
-        ].tolist()
-    )
-    assert set(answer.items) == set(range(run.store.num_items)) - log
-    assert answer.scores == sorted(answer.scores, reverse=True)
+    store = (run := api.Run(workplace / "run")).store
+    answer, user = run.recommend(BIG - 3, k=1000), store.users.row(BIG - 3)
+    log = store.items_N[store.offsets_U1[user] : store.offsets_U1[user + 1]].tolist()
+    unseen = set(range(store.num_items)) - set(log)
+    assert set(answer["item"]) == {store.items.id(row) for row in unseen}
+    assert answer["score"].is_sorted(descending=True)
 
 
 def test_export_writes_the_weights_of_the_run_and_prints_their_version(workplace, capsys):
@@ -170,8 +167,8 @@ def test_a_ranking_run_recommends_by_its_first_action(tmp_path, capsys):
     train_tiny(tmp_path, "task=ranking", "loss=bce", "tasks.click={column: click}")
     assert run_command(["evaluate", str(tmp_path / "run")]) == 0
     assert "AUC" in capsys.readouterr().out
-    answer = api.Run(tmp_path / "run").recommend(BIG - 1, count=3)
-    assert len(answer.items) == 3 and all(0 < score < 1 for score in answer.scores)
+    answer = api.Run(tmp_path / "run").recommend(BIG - 1, k=3)
+    assert len(answer) == 3 and all(0 < score < 1 for score in answer["score"])
 
 
 @pytest.mark.parametrize(

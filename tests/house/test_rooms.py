@@ -12,6 +12,9 @@ SHARED = {
     "interrupts",
     "bundle",
     "config",
+    "display",
+    "progress",
+    "config_words",
     "_lazy",
     "__version__",
 }  # every room uses them

@@ -11,6 +11,7 @@ import typer
 from slipstream import __version__
 from slipstream.cli.lazy_group import CommandEntry, LazyGroup
 from slipstream.errors import SlipstreamError
+from slipstream.machine import wait_passively_where_crowded
 
 COMMANDS = {
     name: CommandEntry(f"slipstream.cli.{place}", line)
@@ -42,6 +43,22 @@ COMMANDS = {
             "Write a run's best weights as a bundle, which serving opens.",
         ),
         (
+            "recipes",
+            "recipes_command:recipes",
+            "List the recipes that ship, print one, or explain every key.",
+        ),
+        (
+            "runs",
+            "runs_commands:runs",
+            "List the runs of a folder: data, status, step, figures and age.",
+        ),
+        (
+            "compare",
+            "runs_commands:compare",
+            "Hold runs against each other: what differs in their recipes, their figures, their "
+            "time.",
+        ),
+        (
             "serve",
             "serving_commands:serve",
             "Serve a bundle over HTTP: instances behind a router.",
@@ -60,6 +77,7 @@ COMMANDS = {
         ("bench", "bench_commands:bench", "Measure this machine: one table a command."),
     )
 }
+COMPUTING = ("demo", "train", "evaluate", "recommend", "export")
 FROM_ROOT = "(from the project's root)"
 MOVED = {
     "reproduce": f"python -m benchmarks.reproduce ml-1m {FROM_ROOT}",
@@ -129,4 +147,7 @@ def _print_error(sentence: str) -> None:
 
 def main() -> None:
     """Run the `slipstream` command and exit."""
+    words = sys.argv[1:]
+    if words and words[0] in COMPUTING and "--help" not in words:
+        wait_passively_where_crowded()  # before torch is imported
     sys.exit(run_command())

@@ -5,20 +5,11 @@ Touch this when a choice of preparing data gets a flag; the work is in data/prep
 
 import json
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -31,51 +22,13 @@ from slipstream.data.statistics import draw_plots, feature_words, figures, stati
 from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic, with_lengths
 from slipstream.errors import SlipstreamError
+from slipstream.progress import Ticker
 
 data = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Prepare a log for training, and show what was prepared.",
 )
-
-
-class Ticker:
-    """A progress line on stderr for work that takes longer than two seconds.
-
-    It is called with (what, done, total); a total of 0 means unknown.
-    """
-
-    def __init__(self, patience: float = 2.0) -> None:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("starting", total=None)
-        self._timer = threading.Timer(patience, self._show)
-        self._timer.daemon = True
-        self._shown = False
-
-    def _show(self) -> None:
-        if self._progress.console.is_terminal:
-            self._shown = True
-            self._progress.start()
-
-    def __enter__(self) -> "Ticker":
-        self._timer.start()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._timer.cancel()
-        self._timer.join()
-        if self._shown:
-            self._progress.stop()
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        self._progress.update(self._task, description=what, completed=done, total=total or None)
 
 
 @data.command("prepare")

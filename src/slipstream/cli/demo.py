@@ -10,8 +10,14 @@ import typer
 from rich.console import Console
 
 from slipstream.errors import SlipstreamError
+from slipstream.files import check_output, kind_of_directory
 
 console = Console(highlight=False)
+KNOWN = {
+    "ml-1m": "MovieLens-1M",
+    "ml-latest-small": "MovieLens latest-small",
+    "synthetic": "synthetic users",
+}
 
 
 def demo(
@@ -25,6 +31,10 @@ def demo(
     user: Annotated[
         str | None, typer.Option(help="Whose recommendations to show; default: the first user.")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a run of another recipe that an earlier demo left."),
+    ] = False,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -36,9 +46,17 @@ def demo(
     from slipstream import api
     from slipstream.cli.run_commands import bundle_version, show_metrics, show_recommendation
 
+    if kind_of_directory(out) is not None:
+        raise SlipstreamError(
+            f"{out} holds a {kind_of_directory(out)}, so the demo does not write into it; give "
+            "another --out"
+        )
+    for name in KNOWN:
+        check_output(out / name, "store", force=True)
+    check_output(out / "bundle", "bundle", force=True)
     data = demo_data(out, source)
     console.rule("train")
-    run = api.train("demo", *(overrides or []), data=data, out=out / "run")
+    run = api.train_recipe("demo", *(overrides or []), data=data, out=out / "run", force=force)
     console.rule("evaluate")
     show_metrics(run.evaluate("test"), "Test item, whole catalogue ranked, seen items filtered")
     console.rule("export")
@@ -53,14 +71,13 @@ def demo(
 def demo_data(out: Path, source: Path | None) -> Path:
     """Prepare MovieLens-1M, or else latest-small from `source`, or else synthetic data."""
     from slipstream import api
-    from slipstream.cli.data_commands import Ticker
+    from slipstream.progress import Ticker
 
     console.rule("data")
-    choices: list[tuple[str, Path | None, str]] = [("ml-1m", None, "MovieLens-1M")]
-    if source is not None:
-        choices.append(("ml-latest-small", source, "MovieLens latest-small"))
-    choices.append(("synthetic", None, "synthetic users"))
-    for name, place, title in choices:
+    for name, title in KNOWN.items():
+        place = source if name == "ml-latest-small" else None
+        if name == "ml-latest-small" and source is None:
+            continue
         target = out / name
         if (target / "store.json").exists():
             console.print(f"{title}, prepared before in {target}")

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.cli.output import JsonFlag, print_json
 from slipstream.errors import SlipstreamError
-from slipstream.files import read_json
+from slipstream.files import check_output, read_json
 
 if TYPE_CHECKING:
     from slipstream import api
@@ -111,6 +112,13 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default runs/<name of the recipe>.")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace a run of another recipe or other data; the same is resumed."
+        ),
+    ] = False,
+    json: JsonFlag = False,
 ) -> None:
     """Train a recipe. The same command again resumes, bit for bit.
 
@@ -121,10 +129,15 @@ def train(
     from slipstream import api
     from slipstream.training.telemetry import is_first_rank
 
-    run = api.train(recipe, *(overrides or []), out=out)
+    run = api.train_recipe(recipe, *(overrides or []), out=out, force=force)
     if not is_first_rank():
         return
     note = read_json(run.directory / "run.json")
+    if json:
+        told = ("name", "status", "step", "epoch", "seconds", "best_step", "metrics")
+        report = {"run": str(run.directory), "report": str(run.directory / "report.html")}
+        print_json({**report, **{name: note.get(name) for name in told}})
+        return
     console.print(
         f"{note['status']} after {note['step']:,} steps, {note['seconds']:.0f} s; report: "
         f"{run.directory / 'report.html'}"
@@ -325,17 +338,25 @@ def export(
     out: Annotated[
         Path, typer.Option(help="Directory of the bundle to write.", show_default=False)
     ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an older bundle; nothing else is replaced.")
-    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Where the run's data are now, if they were moved since training."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the bundle in --out.")] = False,
+    json: JsonFlag = False,
 ) -> None:
     """Write a run's best weights as a bundle, which serving opens.
 
     A bundle holds safetensors, the vocabulary and the recipe.
     """
     from slipstream import api
+    from slipstream.training.run_directory import find_store
 
-    bundle = api.Run(run).export(out, force=force)
+    check_output(out, "bundle", force=force, inputs=[run])  # before the weights are read
+    bundle = api.Run(run, find_store(run, data)).export(out, force=force)
+    if json:
+        print_json({"bundle": str(bundle), "version": bundle_version(bundle), "run": str(run)})
+        return
     console.print(f"bundle {bundle} written, version {bundle_version(bundle)}")
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from slipstream.cli.output import JsonFlag, print_json
 from slipstream.errors import SlipstreamError
 
 
@@ -20,6 +21,7 @@ def trace(
     steps: Annotated[
         int, typer.Option(min=1, max=1000, help="How many of the last steps to draw.")
     ] = 4,
+    json: JsonFlag = False,
 ) -> None:
     """Show what each lane of a run did in its last steps, and draw it.
 
@@ -36,6 +38,9 @@ def trace(
         )
     intervals, about = read_trace(path)
     found = shares(intervals)
+    if json:
+        print_json({"run": str(run), **about, "shares": found})
+        return
     title = f"{about.get('run', run.name)}, schedule {about.get('schedule', 'unknown')}"
     table = Table(title=title, title_justify="left")
     table.add_column("figure")

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from slipstream.display import card
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 
@@ -238,6 +239,21 @@ class SequenceStore:
         ):
             parts += [f"{noun} {', '.join(names)}"] if names else []
         return f"store {self.directory}: {', '.join(parts)}"
+
+    def _repr_html_(self) -> str:
+        counts = {
+            "users": self.num_users,
+            "items": self.num_items,
+            "behaviours": self.num_behaviours,
+            "times": "yes" if self.timed else "no",
+        }
+        names = {
+            "actions": list(self.actions),
+            "item features": list(self.item_features),
+            "user features": list(self.user_features),
+        }
+        listed = {noun: ", ".join(found) for noun, found in names.items() if found}
+        return card(f"Store {self.directory}", counts | listed)
 
 
 def _map_batch(path: Path) -> pa.RecordBatch:

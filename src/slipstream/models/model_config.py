@@ -86,7 +86,7 @@ class ModelConfig(BaseModel):
         if not isinstance(data, dict):
             return data
         kind, size = data.get("kind", "hstu"), data.get("size")
-        if kind not in _BY_KIND or (size is not None and size not in SIZES):
+        if kind not in list(_BY_KIND) or (size is not None and size not in list(SIZES)):
             return data  # the field's own check has the better sentence
         return _BY_KIND[kind] | (named_size(kind, size) if size is not None else {}) | data
 

@@ -10,10 +10,14 @@ from slipstream._lazy import exporter
 __all__ = [
     "Evaluation",
     "Features",
+    "LossFunction",
+    "MetricFunction",
+    "OwnFunctions",
     "Ranks",
     "Recipe",
     "Recommendation",
     "Recommender",
+    "RetrievalLossInputs",
     "RunResult",
     "StepInputs",
     "StepPlan",
@@ -35,6 +39,10 @@ __all__ = [
 __getattr__, __dir__ = exporter(
     __name__,
     {
+        "RetrievalLossInputs": "objective",
+        "OwnFunctions": "own_functions",
+        "MetricFunction": "own_functions",
+        "LossFunction": "own_functions",
         "recommend_user": "recommendation",
         "evaluate_run": "run_evaluation",
         "evaluate_in_detail": "evaluation",
@@ -72,7 +80,11 @@ if TYPE_CHECKING:
     from slipstream.training.export import export_recommender as export_recommender
     from slipstream.training.features import Features as Features
     from slipstream.training.loop import train_step as train_step
+    from slipstream.training.objective import RetrievalLossInputs as RetrievalLossInputs
     from slipstream.training.optimizers import make_adamw as make_adamw
+    from slipstream.training.own_functions import LossFunction as LossFunction
+    from slipstream.training.own_functions import MetricFunction as MetricFunction
+    from slipstream.training.own_functions import OwnFunctions as OwnFunctions
     from slipstream.training.ranks import Ranks as Ranks
     from slipstream.training.recipe import Recipe as Recipe
     from slipstream.training.recommendation import Recommendation as Recommendation

@@ -25,6 +25,7 @@ from slipstream.training import metrics
 from slipstream.training.breakdown import Breakdown
 from slipstream.training.features import labels_TA
 from slipstream.training.held_out import Which, describe_held_out, held_out_behaviours
+from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.popularity import BASELINE, action_rates, item_counts
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
@@ -55,9 +56,10 @@ def evaluate(
     recipe: Recipe,
     which: Which,
     ranks: Ranks = ALONE,
+    own: OwnFunctions = NO_FUNCTIONS,
 ) -> dict[str, float]:
     """Compute the metrics of the recipe's task on held-out behaviours; ranks share the batches."""
-    return evaluate_in_detail(recommender, store, recipe, which, ranks).figures
+    return evaluate_in_detail(recommender, store, recipe, which, ranks, own=own).figures
 
 
 def evaluate_in_detail(
@@ -68,6 +70,7 @@ def evaluate_in_detail(
     ranks: Ranks = ALONE,
     *,
     hide_request_time: bool = False,
+    own: OwnFunctions = NO_FUNCTIONS,
 ) -> Evaluation:
     """Compute the metrics of the recipe's task, and of its slices.
 
@@ -79,7 +82,7 @@ def evaluate_in_detail(
             return Evaluation(evaluate_ranking(recommender, batches, store, recipe, which, ranks))
         if hide_request_time:
             batches = (without_request_time(batch) for batch in batches)
-        return evaluate_retrieval(recommender, batches, store, recipe, which, ranks)
+        return evaluate_retrieval(recommender, batches, store, recipe, which, ranks, own)
 
 
 def share_batches(batches: Iterator[JaggedBatch], ranks: Ranks) -> Iterator[JaggedBatch]:
@@ -153,9 +156,10 @@ def evaluate_retrieval(
     recipe: Recipe,
     which: Which,
     ranks: Ranks = ALONE,
+    own: OwnFunctions = NO_FUNCTIONS,
 ) -> Evaluation:
     """Compute HR, NDCG and MRR over the full catalogue, by the recipe's `repeat` rule."""
-    found = metrics.RankingMetrics()
+    found, all_places = metrics.RankingMetrics(), [torch.empty(0, dtype=torch.float64)]
     slices = Breakdown(held_out_behaviours(store, recipe, which), item_counts(store, recipe))
     catalogue_ND = recommender.catalogue_ND()
     for batch in batches:
@@ -171,8 +175,14 @@ def evaluate_retrieval(
             places = metrics.target_places(scores_SN, targets_S, seen)
             found.add(*places)
             slices.add(known_S, targets_S, *places)
+            if own.metrics:
+                all_places.append(metrics.mean_places(*places))
     found.take_over(ranks.sum(found.sums()))
     figures = {**found.result(), "users": float(found.count)}
+    if own.metrics:
+        mine = [torch.cat(all_places)]
+        everyone = [mine] if ranks.everybody is None else ranks.everybody.share(mine)
+        figures |= own.figures(torch.cat([part for (part,) in everyone]))
     return Evaluation(
         figures | describe_held_out(store, recipe, which, ranks), slices.result(ranks)
     )

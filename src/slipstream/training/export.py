@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from slipstream.bundle import write_bundle
+from slipstream.bundle import FORMAT, Bundle, write_bundle
 from slipstream.data.store import ITEMS, SequenceStore
 from slipstream.training.recommender import Recommender
 
@@ -22,8 +23,27 @@ def export_recommender(
 
     `force` replaces an older bundle; `inputs` (the run) are never written over, nor is the store.
     """
+    contents = _contents(recommender, store) | figures
+    inputs = [*inputs, store.directory]
+    return write_bundle(
+        Path(out), items=store.directory / ITEMS, force=force, inputs=inputs, **contents
+    )
+
+
+def bundle_in_memory(recommender: Recommender, store: SequenceStore) -> Bundle:
+    """Return the bundle that an export would write, without writing it."""
+    contents = _contents(recommender, store)
+    tensors = contents.pop("tensors")
+    description = {"format": FORMAT, "version": "not exported", **contents}
+    return Bundle(store.directory, description, tensors)
+
+
+def _contents(recommender: Recommender, store: SequenceStore) -> dict[str, Any]:
+    """Return all of a bundle that depends on the recommender, as `write_bundle` takes it."""
     features = recommender.features
-    tensors = {f"model/{name}": value for name, value in recommender.model.state_dict().items()}
+    tensors = {
+        f"model/{name}": value.cpu() for name, value in recommender.model.state_dict().items()
+    }
     tensors |= {
         f"tables/{name}": table.all_rows() for name, table in recommender.tables.tables.items()
     }
@@ -32,30 +52,24 @@ def export_recommender(
         if each.offsets_V1 is not None:
             tensors[f"offsets/{name}"] = each.offsets_V1
     items, users = features.item_features, features.user_features
-    sizes = {
-        "num_items": features.num_items,
-        "item_cardinalities": {name: each.cardinality for name, each in items.items()},
-        "user_cardinalities": {name: each.cardinality for name, each in users.items()},
-        "user_kinds": {name: each.kind for name, each in users.items()},
-        "timed": bool(store.meta.get("timed", True)),
-    }
-    return write_bundle(
-        Path(out),
-        recommender.recipe.model_dump(mode="json", exclude={"data"}),
-        sizes,
-        tensors,
-        store.directory / ITEMS,
-        user_labels={
+    return {
+        "recipe": recommender.recipe.model_dump(mode="json", exclude={"data"}),
+        "sizes": {
+            "num_items": features.num_items,
+            "item_cardinalities": {name: each.cardinality for name, each in items.items()},
+            "user_cardinalities": {name: each.cardinality for name, each in users.items()},
+            "user_kinds": {name: each.kind for name, each in users.items()},
+            "timed": bool(store.meta.get("timed", True)),
+        },
+        "tensors": tensors,
+        "user_labels": {
             name: store.user_features[name].labels.to_pylist()
             for name, each in users.items()
             if each.kind != "number"
         },
-        number_edges={
+        "number_edges": {
             table: list(each.edges)
             for table, each in features.by_table().items()
             if each.kind == "number"
         },
-        force=force,
-        inputs=[*inputs, store.directory],
-        **figures,
-    )
+    }

@@ -36,6 +36,12 @@ def target_places(
     return above_S, tied_S
 
 
+def mean_places(above_S: torch.Tensor, tied_S: torch.Tensor) -> torch.Tensor:
+    """Return each target's place (float64 [S], the best is 1): ties count half, missed is inf."""
+    places_S = above_S.double() + 1 + tied_S.double() / 2
+    return places_S.masked_fill(above_S == MISSED, torch.inf)
+
+
 def _mean_gain(
     gain_by_place: torch.Tensor, above_S: torch.Tensor, tied_S: torch.Tensor, k: int
 ) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, grouped_softmax_loss
 from slipstream.ops.grouped_types import TokenGroups, one_token_groups
 from slipstream.ops.losses import full_softmax_loss, sampled_softmax_loss, shared_softmax_loss
-from slipstream.ops.losses_reference import sliced, target_loss
+from slipstream.ops.losses_reference import sliced, subtract, target_loss
 from slipstream.ops.rows import take_rows
 from slipstream.tables.transport import half_rounded
 
@@ -46,6 +46,51 @@ class RetrievalLossInputs:
         """The tensors that a loss over drawn negatives compares."""
         assert self.negatives is not None
         return self.hidden_SD, self.rows_UD, self.targets_S, self.negatives
+
+    def logits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of the targets [S] and of their negatives [S, R], for own losses.
+
+        A negative that is the target itself is minus infinity. Without drawn negatives the whole
+        catalogue competes.
+        """
+        target_S1, rows_UD = target_logits(self), self.rows_UD
+        if self.negatives is not None and self.negatives.dim() == 2:
+            index_SR, logits_SR = self.negatives, negative_logits(self)
+        else:
+            if self.negative_rows_UD is not None:
+                rows_UD = self.negative_rows_UD
+            index_R = torch.arange(len(rows_UD), device=rows_UD.device)
+            index_R = index_R if self.negatives is None else self.negatives
+            logits_SR = subtract(
+                self.hidden_SD @ rows_UD[index_R].T / self.temperature, self.negative_log_q
+            )
+            index_SR = index_R.unsqueeze(0)
+        is_target_SR = index_SR == self.targets_S.unsqueeze(1)
+        return target_S1.squeeze(1), logits_SR.masked_fill(is_target_SR, -torch.inf)
+
+
+def target_logits(inputs: RetrievalLossInputs) -> torch.Tensor:
+    """Return every token's logit of its target [S, 1]."""
+    targets_SD = take_rows(inputs.rows_UD, inputs.targets_S)
+    logits_S1 = (inputs.hidden_SD * targets_SD).sum(1, keepdim=True) / inputs.temperature
+    log_q_S = inputs.target_log_q_S
+    return subtract(logits_S1, None if log_q_S is None else log_q_S.unsqueeze(1))
+
+
+def negative_logits(inputs: RetrievalLossInputs) -> torch.Tensor:
+    """Return every token's logits of its own negatives [S, R]."""
+    assert inputs.negatives is not None
+    rows_UD = inputs.rows_UD if inputs.negative_rows_UD is None else inputs.negative_rows_UD
+    negatives_SR, temperature = inputs.negatives, inputs.temperature
+
+    def own_logits(
+        h_SD: torch.Tensor, index_SR: torch.Tensor, log_q_SR: torch.Tensor | None
+    ) -> torch.Tensor:
+        logits_SR = torch.einsum("sd,srd->sr", h_SD, rows_UD[index_SR]) / temperature
+        return subtract(logits_SR, log_q_SR)
+
+    tokens, values = len(negatives_SR), negatives_SR.shape[1] * inputs.hidden_SD.shape[1]
+    return sliced(own_logits, tokens, values, inputs.hidden_SD, negatives_SR, inputs.negative_log_q)
 
 
 def sampled_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
@@ -88,26 +133,8 @@ def literal_shared_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
     softmax of any token.
     """
     assert inputs.negatives is not None and inputs.groups is not None
-    rows_UD, temperature, negatives_SR = inputs.rows_UD, inputs.temperature, inputs.negatives
-
-    def own_logits(
-        h_SD: torch.Tensor, index_SR: torch.Tensor, log_q_SR: torch.Tensor | None
-    ) -> torch.Tensor:
-        logits_SR = torch.einsum("sd,srd->sr", h_SD, rows_UD[index_SR]) / temperature
-        return logits_SR if log_q_SR is None else logits_SR - log_q_SR
-
-    tokens, values = len(negatives_SR), negatives_SR.shape[1] * inputs.hidden_SD.shape[1]
-    logits_SR = sliced(
-        own_logits, tokens, values, inputs.hidden_SD, negatives_SR, inputs.negative_log_q
-    )
-    target_S1 = (inputs.hidden_SD * take_rows(rows_UD, inputs.targets_S)).sum(
-        1, keepdim=True
-    ) / temperature
-    target_S1 = (
-        target_S1
-        if inputs.target_log_q_S is None
-        else target_S1 - inputs.target_log_q_S.unsqueeze(1)
-    )
+    negatives_SR, tokens = inputs.negatives, len(inputs.negatives)
+    logits_SR, target_S1 = negative_logits(inputs), target_logits(inputs)
     groups = inputs.groups
     begin_S, end_S = (groups.offsets_G1[groups.of_tokens() + side].unsqueeze(1) for side in (0, 1))
     member_SK = begin_S + torch.arange(groups.largest, device=begin_S.device)

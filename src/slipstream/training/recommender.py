@@ -67,6 +67,7 @@ class Recommender:
         self.recipe, self.features, self.dtype = recipe, features, dtype
         self.device_transfer = DeviceTransfer(device)
         self.negatives = negatives or UniformNegatives(features.num_items)
+        self.loss_per_token = RETRIEVAL_LOSSES[recipe.loss.kind].per_token  # or a caller's own
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
             self.model: nn.Module = build_model(
@@ -264,7 +265,7 @@ class Recommender:
         compared_UD, half_UD = self._directions(rows_UD), None
         if config.precision == "fp16":
             half_UD = self._directions(half_precision(rows_UD))
-        return RETRIEVAL_LOSSES[config.kind].per_token(
+        return self.loss_per_token(
             RetrievalLossInputs(
                 hidden_SD=hidden_SD,
                 rows_UD=compared_UD,

@@ -6,16 +6,14 @@
     checkpoints/    step-… (the newest few) and best-…
     tensorboard/    the same figures as events
 
-The same recipe and data in the same directory continue from the newest checkpoint; another recipe's
-run is never overwritten. Touch this when a run starts, resumes or ends in another way.
+The same recipe and data in the same directory continue from the newest checkpoint; another run is
+replaced only by force. Touch this when a run starts, resumes or ends in another way; what a
+directory may hold is in run_directory.py.
 """
 
 import contextlib
-import fcntl
 import functools
 import os
-import platform
-import shutil
 import signal
 import threading
 import time
@@ -25,29 +23,37 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
-import slipstream
 from slipstream.data.loader import PrefetchingLoader
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.files import atomic_file, read_json, write_json
-from slipstream.ops import native
+from slipstream.files import write_json
+from slipstream.machine import choose_threads
 from slipstream.ops.allocator import keep_freed_memory
 from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
 from slipstream.training.device import find_device
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.popularity import BASELINE
 from slipstream.training.ranks import Ranks, joined
-from slipstream.training.recipe import Recipe, trained_digest
+from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
 from slipstream.training.report import COUNTS, SHARES
+from slipstream.training.run_directory import (
+    Replacement,
+    find_store,
+    make_room,
+    open_directory,
+    read_recipe,
+    recorded_threads,
+    sole_user,
+    sweep,
+    versions,
+)
 from slipstream.training.scheduled import recipe_steps
-
-LOCK = ".lock"
 
 Evaluate = Callable[
     [Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]
@@ -75,11 +81,14 @@ def train(
     evaluate: Evaluate | None = None,
     quiet: bool = False,
     dtype: torch.dtype = torch.float32,
+    own: OwnFunctions = NO_FUNCTIONS,
+    force: bool = False,
 ) -> RunResult:
     """Train `recipe` on `store` into `run_dir`, resuming what is there.
 
-    Ctrl-C or SIGTERM ends it cleanly after a step. Under torchrun this is one of the ranks: they
-    share the batch, the tables and the directory (a file system all of them see).
+    A run of another recipe or of other data is refused, or replaced by `force`. Ctrl-C or SIGTERM
+    ends it cleanly after a step. Under torchrun this is one of the ranks: they share the batch, the
+    tables and the directory (a file system all of them see).
     """
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
@@ -87,10 +96,9 @@ def train(
             f"{recipe.model.max_len}; "
             "make the model's at least as long"
         )
+    own.check(recipe)
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate
-    if recipe.train.threads is not None:
-        torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
     device = find_device(recipe.train.device)
     # Signals outermost: while a lost rank is being named, torchrun already stops the others.
@@ -100,7 +108,7 @@ def train(
         contextlib.ExitStack() as held,
     ):
         if evaluate is None and recipe.train.evaluate_every:
-            evaluate = functools.partial(default_evaluate, ranks=ranks)
+            evaluate = functools.partial(default_evaluate, ranks=ranks, own=own)
         return _train(
             recipe,
             store,
@@ -112,6 +120,8 @@ def train(
             quiet=quiet,
             dtype=dtype,
             device=device,
+            own=own,
+            force=force,
         )
 
 
@@ -127,21 +137,32 @@ def _train(
     quiet: bool,
     dtype: torch.dtype,
     device: torch.device,
+    own: OwnFunctions,
+    force: bool,
 ) -> RunResult:
     """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
+    replaced = Replacement()
 
     def open_for_all() -> dict[str, Any]:
+        make_room(directory, recipe, store, replaced, own, force=force)
+        held.callback(replaced.restore)
         directory.mkdir(parents=True, exist_ok=True)
         held.enter_context(sole_user(directory))
         sweep(directory)
         newest = latest(directory / "checkpoints")
+        threads = recorded_threads(directory, ranks.world)
         return {
-            "earlier": open_directory(directory, recipe, store),
+            "earlier": open_directory(directory, recipe, store, own),
             "newest": None if newest is None else newest.name,
+            "threads": None if newest is None else threads,
         }
 
     opened = ranks.on_first_rank(open_for_all)
+    held.callback(torch.set_num_threads, torch.get_num_threads())
+    reason = set_threads(recipe.train.threads or opened["threads"])
     recommender = Recommender.build(recipe, store, dtype, ranks, device)
+    if own.loss is not None:
+        recommender.loss_per_token = own.loss_per_token
     held.callback(recommender.tables.close)
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
@@ -163,8 +184,24 @@ def _train(
     recorder = Recorder(
         directory, recommender, optimizer, loader, progress, quiet=quiet, ranks=ranks
     )
+    if opened["newest"] is not None:
+        recorder.line.print(
+            f"resuming {directory} from step {progress.step:,} (epoch {progress.epochs_done + 1})"
+        )
+    if reason:
+        recorder.line.print(f"{reason}; train.threads chooses another number")
     evaluates = evaluate_validation if evaluate is not None else None
-    return _run(recorder, evaluates, stop, opened["earlier"])
+    earlier = {**opened["earlier"], **versions(ranks.world)}
+    return _run(recorder, evaluates, stop, earlier, replaced)
+
+
+def set_threads(count: int | None) -> str:
+    """Compute with `count` threads, else with what is free; return why where that is said."""
+    reason = ""
+    if count is None:
+        count, reason = choose_threads(torch.get_num_threads())
+    torch.set_num_threads(count)
+    return reason
 
 
 def _run(
@@ -172,6 +209,7 @@ def _run(
     evaluate: Callable[[], dict[str, float]] | None,
     stop: threading.Event,
     earlier: dict[str, Any],
+    replaced: Replacement,
 ) -> RunResult:
     """Run the loop; run.json holds its true status however it ends."""
     started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
@@ -192,6 +230,7 @@ def _run(
         return seconds
 
     record("running")
+    replaced.discard()
     try:
         hooks, recipe = recorder.hooks(evaluate, stop), recorder.recommender.recipe
         with recipe_steps(recorder, stop) as steps:
@@ -247,97 +286,17 @@ def closing_words(status: str, progress: Progress) -> str:
     return f"{status} after {progress.step} steps, {progress.epochs_done} epochs{best}"
 
 
-def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dict[str, Any]:
-    """Prepare the run's directory, new or the same run's; return what run.json will contain."""
-    described = {
-        "name": recipe.name,
-        "trained_digest": trained_digest(recipe),
-        "store": {
-            "directory": str(store.directory),
-            "digest": store.meta.get("digest"),
-            "name": store.meta.get("source", {}).get("name"),
-        },
-    }
-    seconds = 0.0
-    if (directory / "run.json").exists():
-        earlier = read_json(directory / "run.json")
-        # Computed again from its recipe: earlier versions counted more as another run.
-        if trained_digest(read_recipe(directory)) != described["trained_digest"]:
-            raise SlipstreamError(
-                f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose "
-                "another directory or remove this one"
-            )
-        if earlier.get("store", {}).get("digest") != store.meta.get("digest"):
-            raise SlipstreamError(
-                f"{directory} holds a run on other data; choose another directory or remove this "
-                "one"
-            )
-        seconds = float(earlier.get("seconds", 0.0))
-    elif latest(directory / "checkpoints") is not None:
-        raise SlipstreamError(
-            f"{directory} has checkpoints but no run.json, so whose they are is not known; choose "
-            "another directory"
-        )
-    with atomic_file(directory / "recipe.yaml") as path:
-        path.write_text(
-            yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
-        )
-    return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
-
-
-def sweep(directory: Path) -> None:
-    """Remove half-written files of a killed session; only the holder of the lock may."""
-    for place in (directory, directory / "checkpoints"):
-        for path in place.glob(".*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK:
-                path.unlink(missing_ok=True)
-
-
-def versions() -> dict[str, Any]:
-    """Return the versions and the machine of this session."""
-    return {
-        "versions": {
-            "slipstream": slipstream.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "system": platform.system(),
-            "architecture": platform.machine(),
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "kernels": native.status(),
-        },
-    }
-
-
-def read_recipe(run_dir: str | os.PathLike[str]) -> Recipe:
-    """Return the recipe a run was trained with."""
-    run = read_json(Path(run_dir) / "run.json")
-    try:
-        return Recipe.model_validate(run["recipe"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise SlipstreamError(
-            f"{run_dir}/run.json holds no readable recipe: {str(error).splitlines()[0]}"
-        ) from error
-
-
 def open_run(
-    run_dir: str | os.PathLike[str], store: SequenceStore | None = None, which: str = "best"
+    run_dir: str | os.PathLike[str],
+    store: SequenceStore | str | os.PathLike[str] | None = None,
+    which: str = "best",
 ) -> tuple[Recipe, SequenceStore, Recommender]:
-    """Open a run's recommender: its `best` weights (without evaluation the newest) or `last`."""
+    """Open a run's recommender: its `best` weights (without evaluation the newest) or `last`.
+
+    Without a `store` (or its directory) the data are looked for where they were at training.
+    """
     recipe = read_recipe(run_dir)
-    trained_on = read_json(Path(run_dir) / "run.json")["store"]
-    store = store or SequenceStore.open(trained_on["directory"])
-    if store.digest != trained_on["digest"]:
-        raise SlipstreamError(
-            f"{run_dir} was trained on other data than {store.directory} holds now, so its rows "
-            "would mean other items; "
-            "prepare that data again as it was"
-        )
+    store = find_store(run_dir, store)
     checkpoints = Path(run_dir) / "checkpoints"
     found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
     if found is None:
@@ -353,20 +312,6 @@ def open_run(
     )
     load_weights(found, recommender)
     return recipe, store, recommender
-
-
-@contextlib.contextmanager
-def sole_user(directory: Path) -> Iterator[None]:
-    """Lock the run's directory for this process; the lock ends with the process."""
-    with (directory / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise SlipstreamError(
-                f"another process is training in {directory}; wait for it, or choose another "
-                "directory"
-            ) from error
-        yield
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.training.evaluation import Evaluation, evaluate_in_detail, evaluate_sampled
 from slipstream.training.held_out import Which, held_out_behaviours
+from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommendation import recommend
 from slipstream.training.recommender import Recommender
@@ -36,15 +37,19 @@ def evaluate_run(
     *,
     protocol: EvaluationProtocol = "full",
     repeat: Literal["exclude", "allow"] | None = None,
+    own: OwnFunctions = NO_FUNCTIONS,
 ) -> Evaluation:
     """Evaluate an opened run, write what was found to run.json and draw the report again.
 
-    `repeat` evaluates by another rule than the recipe's.
+    `repeat` evaluates by another rule than the recipe's, `own` adds metrics.
     """
+    own.check(recipe)
     if protocol != "full" and recipe.task != "retrieval":
         raise SlipstreamError(
             f"protocol '{protocol}' ranks items, so it needs a retrieval run; leave it out"
         )
+    if protocol == "sampled" and own.metrics:
+        raise SlipstreamError("own metrics see the whole catalogue; leave protocol='sampled' out")
     if protocol == "sampled" and repeat is not None:
         raise SlipstreamError(
             "the sampled protocol filters nothing, so repeat does not apply to it; leave one out"
@@ -53,8 +58,9 @@ def evaluate_run(
     if protocol == "sampled":
         done = Evaluation(evaluate_sampled(recommender, store, asked, split))
     else:
+        hidden = protocol == "no_request_time"
         done = evaluate_in_detail(
-            recommender, store, asked, split, hide_request_time=protocol == "no_request_time"
+            recommender, store, asked, split, hide_request_time=hidden, own=own
         )
     if not done.figures["users"]:
         raise SlipstreamError(

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from slipstream.files import atomic_file
+from slipstream.progress import NotebookLine
 
 _PLAIN_SECONDS = 10.0  # between lines where there is no terminal
 
@@ -165,13 +166,14 @@ def describe(record: dict[str, Any], seconds_left: float | None) -> str:
 
 
 class ProgressLine:
-    """A live line on a terminal, now and then a plain line elsewhere, silence on other ranks."""
+    """A live line on a terminal or in a notebook, plain lines elsewhere, silence on other ranks."""
 
     def __init__(self, epochs: int, *, quiet: bool = False, console: Console | None = None) -> None:
         self.epochs, self.quiet = epochs, quiet or not is_first_rank()
         self.console = console or Console(stderr=True)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
+        self._notebook = NotebookLine() if self.console.is_jupyter and not self.quiet else None
         self._last_plain = 0.0
         if not self.quiet and self.console.is_terminal:
             columns = (
@@ -188,13 +190,16 @@ class ProgressLine:
         if self.quiet:
             return
         title = f"epoch {min(epoch, self.epochs)}/{self.epochs}"
+        text = f"{title} {100 * done // max(total, 1)} %  {figures}"
         if self._progress is not None and self._task is not None:
             self._progress.update(
                 self._task, description=title, completed=done, total=max(total, 1), figures=figures
             )
+        elif self._notebook is not None:
+            self._notebook.show(text, now=now)
         elif now or time.monotonic() - self._last_plain >= _PLAIN_SECONDS:
             self._last_plain = time.monotonic()
-            self.print(f"{title} {100 * done // max(total, 1)} %  {figures}")
+            self.print(text)
 
     def print(self, text: str) -> None:
         """Print a line that stays."""
@@ -204,3 +209,5 @@ class ProgressLine:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+        if self._notebook is not None:
+            self._notebook.close()

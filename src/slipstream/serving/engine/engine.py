@@ -235,6 +235,22 @@ class Engine:
         return self.items.originals(best_rows[kept]), best_values[kept].tolist()
 
     @torch.inference_mode()
+    def query_vectors(
+        self, histories: Sequence[EncodedHistory], request_time: int | None = None
+    ) -> torch.Tensor:
+        """Return the vector of every history, which a retrieval bundle compares with items."""
+        queries = [self.make_query(None, each, [], request_time) for each in histories]
+        stream = self._stream(queries, False)
+        hidden_SD, _ = self.model.backbone(stream.x_SD, stream.layout)
+        ends_B = torch.tensor([len(query.new) for query in queries]).cumsum(0)
+        return self._directions(stream.behaviours(hidden_SD)[ends_B - 1])
+
+    @property
+    def item_vectors_ND(self) -> torch.Tensor:
+        """The vectors of all items: what queries are compared with, or a ranking model's rows."""
+        return self._rows.tables["item"] if self._catalogue_ND is None else self._catalogue_ND
+
+    @torch.inference_mode()
     def run_pass(
         self, behaviours: EncodedHistory, buffer: PrefixBuffer, past_tokens: int, *, fill: bool
     ) -> None:
