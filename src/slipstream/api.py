@@ -35,7 +35,10 @@ from slipstream.training.telemetry import is_first_rank
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run on disk; `data` says where its data are, if they were moved since."""
+    """A trained run on disk.
+
+    `data` says where its data are, if they were moved since training.
+    """
 
     directory: Path
     data: str | os.PathLike[str] | SequenceStore | None

@@ -13,6 +13,7 @@ SHARED = {
     "bundle",
     "config",
     "config_words",
+    "machine",
     "_lazy",
     "__version__",
 }  # every room uses them
