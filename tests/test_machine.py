@@ -100,6 +100,13 @@ def test_threads_are_those_that_find_a_core(load, most, count):
     assert bool(why) == (count != most)
 
 
+def test_threads_that_sleep_while_they_wait_share_the_cores_with_others():
+    assert choose_threads(2, {"OMP_WAIT_POLICY": "passive"}, BUSY) == (2, "")
+    assert choose_threads(2, {"OMP_WAIT_POLICY": "ACTIVE"}, BUSY)[0] == 1
+    in_container = MachineLoad(64, 2.0, 60.0, 60.0)
+    assert choose_threads(32, {"OMP_WAIT_POLICY": "passive"}, in_container)[0] == 2
+
+
 def test_threads_the_user_chose_are_kept():
     assert choose_threads(2, {"OMP_NUM_THREADS": "2"}, BUSY) == (2, "")
 
@@ -165,3 +172,4 @@ def test_beside_busy_processes_a_training_waits_passively(tmp_path):
     assert ended.returncode == 0, ended.stderr
     note = json.loads((tmp_path / "run" / "run.json").read_text())
     assert note["machine"]["waiting"] == "passive"
+    assert f"{note['machine']['threads']} of" not in ended.stderr
