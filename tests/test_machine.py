@@ -153,6 +153,27 @@ def test_the_wait_policy_is_decided_before_torch_is_loaded():
     assert not wait_passively_where_crowded({}, BUSY)  # here torch is loaded
 
 
+IN_PYTHON = """
+import os, sys
+os.environ.pop("OMP_WAIT_POLICY", None)
+from slipstream import machine
+machine.measure_load = lambda: machine.MachineLoad(2, 2.0, 1.0, 1.0)
+import slipstream as ss
+assert "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+ss.train
+assert "torch" in sys.modules
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.system
+def test_in_python_the_first_use_of_train_decides():
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_PYTHON], capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout == "passive\n", ended.stderr
+
+
 @pytest.mark.system
 def test_beside_busy_processes_a_training_waits_passively(tmp_path):
     write_log(tmp_path / "log.csv")
