@@ -288,8 +288,8 @@ class TrainConfig(Section):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads; default: what torch chooses. Bitwise repetition needs the same "
-        "count",
+        description="CPU threads; default: torch's number, or what is free of it. Bitwise "
+        "repetition needs the same count; a resumed run keeps its own",
     )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard events too")
