@@ -60,7 +60,7 @@ class ModelConfig(BaseModel):
     time_encoding: TimeEncoding = Field(
         "buckets",
         description="the time bias: a learned entry per bucket, or functional: a decay "
-        "a exp(-b hours^c) whose a, b, c a layer learns (hstu, fuxi)",
+        "a exp(-b days^c) whose a, b, c a layer learns (hstu, fuxi)",
     )
     time_bias: TimeBias = Field(
         "own",

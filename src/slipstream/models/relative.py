@@ -2,8 +2,10 @@
 
 Position is a table by distance. Time is a table by logarithmic bucket or, with
 `time_encoding: functional`, FuXi-gamma's exponential-power function a exp(-b u^c) of the gap u in
-hours (see docs/decisions.md for how a, b and c are held).
+days (docs/decisions.md says how a, b and c are held, and why).
 """
+
+import math
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from slipstream.models.model_config import ModelConfig
 from slipstream.ops.attention import RelativeBias
 
 _STD = 0.02
+_DECAY_START = (_STD, 0.0, -math.log(3))  # b = 1, c = 1/4: from seconds to years, no gap is lost
 
 
 class RelativeTables(nn.Module):
@@ -28,7 +31,7 @@ class RelativeTables(nn.Module):
         if config.time_bias == "none":
             return
         if config.time_encoding == "functional":
-            self.decay_3 = nn.Parameter(torch.tensor([_STD, 0.0, 0.0]))
+            self.decay_3 = nn.Parameter(torch.tensor(_DECAY_START))
         else:
             self.time_W = nn.Parameter(torch.empty(config.time_buckets + 1).normal_(std=_STD))
 

@@ -5,8 +5,9 @@ a block of keys (backward for keys and values) of one head. Scores and biases ar
 tile from positions and timestamps and never stored. Time buckets come from a binary search over the
 exact integer borders (SEARCH steps); SEARCH = 0 means that the time bias is a function of the gap,
 whose a, b and c stand in the place of the table. Gradients of tables and of a, b, c are added
-atomically, so on a device their last bits may differ from run to run. The kernels have run only in Triton's interpreter on a CPU, never on an
-accelerator. Touch this when what attention computes changes.
+atomically, so on a device their last bits may differ from run to run. The kernels have run only in
+Triton's interpreter on a CPU, never on an accelerator. Touch this when what attention computes
+changes.
 """
 # The bodies of the kernels are Triton's language, not Python's.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -15,7 +15,7 @@ from slipstream.ops import operand_checks
 
 LAST_BORDER = (1 << 63) - 1
 MAX_BUCKETS = 512
-TIME_UNIT = 3600.0  # of the functional time bias: timestamps count seconds, it counts hours
+TIME_UNIT = 86_400.0  # of the functional time bias: timestamps count seconds, it counts days
 
 
 @dataclass(frozen=True)
