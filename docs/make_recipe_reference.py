@@ -23,8 +23,8 @@ where it is unique, by its last part (`dim=64`). A section's name stands for its
 
     ss.train("ml-1m-hstu", max_steps=200, model__dim=64)
 
-Shipped recipes: `demo`, `ml-1m-hstu`, `ml-1m-hstu-full`, `ml-1m-fuxi`, `ml-1m-sasrec`,
-`kuairand-pure-ranking`.
+Shipped recipes: `demo`, `ml-1m-hstu`, `ml-1m-hstu-full`, `ml-1m-fuxi`, `ml-1m-fuxi-functional`,
+`ml-1m-sasrec`, `kuairand-pure-ranking`.
 """
 TABLE = "| key | values | default | meaning |\n|---|---|---|---|\n"
 
