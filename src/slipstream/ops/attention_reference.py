@@ -15,9 +15,10 @@ def bucket_of(difference: torch.Tensor, borders_W: torch.Tensor) -> torch.Tensor
 
 
 def time_decay(difference: torch.Tensor, decay_3: torch.Tensor) -> torch.Tensor:
-    """The functional time bias of |difference|: a · exp(-b · u^c), u in units of `TIME_UNIT`."""
-    a, b, c = decay_3
-    return a * torch.exp(-b * (difference.abs().to(decay_3.dtype) / TIME_UNIT) ** c)
+    """The functional time bias of |difference|: a · exp(-b · u^c), u in days."""
+    a, b, c = decay_3.unbind()
+    days = difference.abs().to(decay_3.dtype) / TIME_UNIT
+    return a * torch.exp(-b * torch.pow(days, c))
 
 
 def visible_and_biases(
