@@ -31,10 +31,16 @@ def allowed(kind):
     return 1e-5 if kind == "sasrec" else 0.0  # torch's own softmax rounds by shape
 
 
+TIMED = [(kind, bias) for kind, bias in CASES if bias != "none"]
+ENCODED = [(*case, {}) for case in CASES] + [
+    (*case, {"time_encoding": "functional"}) for case in TIMED
+]
+
+
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("kind", "time_bias"), CASES)
-def test_hit_and_extension_equal_the_full_pass(tmp_path, kind, time_bias, task):
-    served = engine(tmp_path, kind, task, time_bias)
+@pytest.mark.parametrize(("kind", "time_bias", "settings"), ENCODED)
+def test_hit_and_extension_equal_the_full_pass(tmp_path, kind, time_bias, settings, task):
+    served = engine(tmp_path, kind, task, time_bias, **settings)
     long = (
         [] if kind == "sasrec" else [(700, 350), (2500, 2400)]
     )  # its masked softmax is the plain formula, and slow
@@ -119,6 +125,17 @@ UNFELT = [
     ("sasrec", a_time_moved),
     ("sasrec", tokens_shifted),
 ]  # no times; order only through positions, which rows carry
+
+
+@pytest.mark.parametrize("kind", ["hstu", "fuxi"])
+def test_a_wrong_time_is_felt_by_a_functional_time_encoding(tmp_path, kind):
+    served = engine(tmp_path, kind, "ranking", "own", time_encoding="functional")
+    whole, items = history(305), candidates(20)
+    full, prefix = served.rank(None, whole, items), served.prefill(cut(whole, 0, 300))
+    assert largest_difference(served.rank(prefix, cut(whole, 300), items), full) == 0
+    with torch.inference_mode():
+        prefix.buffer.times_S[prefix.tokens - 10 : prefix.tokens] -= 3600
+    assert largest_difference(served.rank(prefix, cut(whole, 300), items), full) > 0
 
 
 @pytest.mark.parametrize("length", [20, 300, 2400])
