@@ -39,7 +39,6 @@ CASES = st.builds(
     value_width=st.sampled_from([1, 5, 8, 16, 25, 33]),
     position=st.booleans(),
     time=st.booleans(),
-    functional=st.booleans(),
     positions=st.sampled_from([1, 2, 30, 200]),
     buckets=st.sampled_from([0, 1, 20, 128]),
     candidates=st.booleans(),
@@ -62,6 +61,20 @@ def _two_threads():
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(case=CASES, threads=st.sampled_from([1, 2]))
 def test_equals_the_reference(case, threads):
+    torch.set_num_threads(threads)
+    assert_close(case, "native")
+
+
+# A position table of one or two entries has as its gradient one sum over all pairs, which may
+# cancel to nothing; the cases above have it.
+FUNCTIONAL = CASES.map(
+    lambda case: replace(case, time=True, functional=True, positions=max(30, case.positions))
+)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(case=FUNCTIONAL, threads=st.sampled_from([1, 2]))
+def test_a_function_of_time_equals_the_reference(case, threads):
     torch.set_num_threads(threads)
     assert_close(case, "native")
 
