@@ -26,6 +26,7 @@ def test_recipes_ship():
         "ml-1m-sasrec",
         "kuairand-pure-ranking",
         "demo",
+        "retrieval-default",
     } <= set(SHIPPED)
 
 
@@ -49,4 +50,4 @@ def test_a_shipped_recipe_runs(name, store, tmp_path):
         np.isfinite(value) or name.split("/")[0] in ("AUC", "GAUC", "NE")
         for name, value in figures.items()
     )
-    assert len(run.recommend(store.users.id(0), count=5).items) == 5
+    assert len(run.recommend(store.users.id(0), k=5)) == 5
