@@ -3,27 +3,38 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# The package alone, which is enough for the demo.
+USABLE := $(VENV)/.usable
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard native/*)
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test-fast test test-slow check sanitize bench dist peers ray clean
 
 setup: $(STAMP)
 
 # Re-installed whenever the package description or a native source changes.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
+$(USABLE): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	@# Real parts of tests and benchmarks: a Redis server, network namespaces.
-	@for tool in redis-server ip; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(PIP) -c constraints.txt -e ".[serving]"
+	@touch $(USABLE)
+
+# The package, the developer's tools, and the programs that tests start.
+$(STAMP): $(SOURCES)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(PIP) -c constraints.txt -e ".[dev]"
+	@# Real parts of tests and benchmarks: a Redis server, network namespaces, another compiler.
+	@for tool in redis-server ip clang++; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing with apt-get, for tests that start them:$$missing (packages redis-server, iproute2)"; \
-		{ apt-get update -qq && apt-get install -y -qq redis-server iproute2; } >/dev/null 2>&1 || \
+		echo "installing with apt-get, for tests that start them:$$missing (packages redis-server, iproute2, clang, libomp-dev)"; \
+		{ apt-get update -qq && apt-get install -y -qq redis-server iproute2 clang libomp-dev; } >/dev/null 2>&1 || \
 			echo "apt-get failed; the tests that need$$missing will be skipped"; \
 	else echo "not installed:$$missing; the tests that need them will be skipped"; fi
-	@touch $(STAMP)
+	@touch $(USABLE) $(STAMP)
 
-demo: $(STAMP)
+demo: $(USABLE)
 	$(BIN)/slipstream demo
 
 check: $(STAMP)
@@ -57,12 +68,12 @@ dist: $(STAMP)
 
 # TorchRec and FBGEMM, which the benchmarks `tables`, `exchange` and `pipeline` compare with. TorchRec's metadata asks for CUDA, so: --no-deps.
 peers: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 \
+	$(PIP) --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 \
 		tensordict pyre-extensions typing-inspect mypy-extensions lightning-utilities packaging tqdm cloudpickle pyvers
 
 # Ray Serve, for the extra of the same name.
 ray: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "ray[serve]>=2.49"
+	$(PIP) -c constraints.txt "ray[serve]>=2.49"
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

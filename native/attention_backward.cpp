@@ -121,7 +121,7 @@ inline void add_over_keys(const RowBlock& block, int64_t tile, int64_t width, co
 // FuXi: every map's gradient from this head, over a panel of rows.
 inline void add_map_gradients(const BiasTables& tables, const Shape& shape, const Buffers& buf, const Head& head, int64_t r0, int count,
                               const PanelRange& range, bool first_head, BiasTile& bias) {
-    float* gradients[2] = {tables.time ? bias.gradient : nullptr, tables.position.present() ? bias.position_gradient : nullptr};
+    float* gradients[2] = {tables.timed() ? bias.gradient : nullptr, tables.position.present() ? bias.position_gradient : nullptr};
     for (int64_t m = 0; m < 2; ++m)
         if (gradients[m])
             (first_head ? times_values<true> : times_values<false>)(shape, head, head.grad_out + (m + 1) * buf.channel_size + r0 * shape.value_padded,
@@ -171,7 +171,7 @@ void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& 
     add_over_keys(block, tile, shape.key_padded, t.grads, head.queries, {head.grad_keys, buf.grad_keys.stride, buf.fresh - tile}, t.ahead);
     if (!FUXI) return;
     values.fresh = KEYS;
-    const float *time = tables.time ? t.bias.values : nullptr, *position = tables.position.present() ? t.bias.position_values : nullptr;
+    const float *time = tables.timed() ? t.bias.values : nullptr, *position = tables.position.present() ? t.bias.position_values : nullptr;
     if (time) add_over_keys(block, tile, shape.value_padded, time, head.grad_out + buf.channel_size, values, t.ahead);
     if (position) add_over_keys(block, tile, shape.value_padded, position, head.grad_out + 2 * buf.channel_size, values, t.ahead);
 }
@@ -183,8 +183,8 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
         const int64_t p = s.keys - s.queries + block.first + r;
         if (p < s.history) continue;
         const int64_t query = s.q0 + block.first + r, key = s.k0 + p;
-        const int bucket = tables.time ? tables.buckets.of(time_apart(call.q_times[query], call.k_times[key])) : 0;
-        const float position = tables.position.present() ? *tables.position.at(0) : 0.0f, time = tables.time ? tables.time[bucket] : 0.0f;
+        const uint64_t apart = tables.timed() ? time_apart(call.q_times[query], call.k_times[key]) : 0;
+        const float position = tables.position.present() ? *tables.position.at(0) : 0.0f, time = tables.time_bias(apart);
         for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
             const int64_t h = task.head_begin + i;
             const Head head(shape, buf, i, 0);
@@ -204,7 +204,7 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
             float *grad_q = buf.grad_queries.at(i, r), *grad_k = buf.grad_keys.at(i, p);
             for (int64_t d = 0; d < shape.key_width; ++d) grad_q[d] += grads[0] * call.scale * k[d], grad_k[d] += grads[0] * q[d];
             if (tables.position.present()) bias_grads.distance[0] += grads[shape.channels == 1 ? 0 : 2];
-            if (tables.time) bias_grads.bucket[bucket] += grads[shape.channels == 1 ? 0 : 1];
+            bias_grads.add_time(tables, apart, grads[shape.channels == 1 ? 0 : 1]);
         }
     }
 }
@@ -284,6 +284,7 @@ void run_block(const AttentionCall& call, const Task& task, const Sequence& s, c
         if (fuxi && tables.any()) bias.mask(bias.gradient), bias.mask(bias.position_gradient);
         if (tables.position.present()) bias.add_position_gradient(tiles.along.data(), fuxi ? bias.position_gradient : bias.gradient);
         if (tables.time) bias.add_time_gradient(bias_grads.bucket, bias.gradient);
+        if (tables.decay.present()) bias.add_decay_gradient(bias_grads.decay, bias.gradient);
     }
     tiles.ahead.rest();
     if (s.history < s.keys) add_self(call, task, s, block, tables, shape, buf, bias_grads);
@@ -349,6 +350,6 @@ SLIPSTREAM_API int32_t ss_attention_backward(const slipstream::AttentionCall* ca
         });
         scratch.trim();
     }
-    add_up(call, partial);
+    add_up(call, tables, partial);
     return failed;
 }

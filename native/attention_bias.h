@@ -1,13 +1,13 @@
 // Relative position and time bias of a tile, and their gradients, in one walk down the rows.
 //
-// Seen down a column, a key's time bucket changes rarely. So each column remembers its bucket and
+// The time bias is a table by buckets, or a function of the gap (attention_decay.h). Seen down a column, a key's time bucket changes rarely. So each column remembers its bucket and
 // the query time at which the next one begins: a row costs one comparison per vector of columns,
 // and only the columns that change are looked up. The changes are recorded; the gradient sums a
 // column until its bucket changes. Nothing is gathered or scattered element by element.
 #pragma once
 #include <vector>
 
-#include "attention_plan.h"
+#include "attention_decay.h"
 
 namespace slipstream {
 
@@ -50,10 +50,6 @@ class TimeBuckets {
     int16_t guess_[CELLS];
 };
 
-inline uint64_t time_apart(int64_t a, int64_t b) {
-    return a > b ? static_cast<uint64_t>(a) - static_cast<uint64_t>(b) : static_cast<uint64_t>(b) - static_cast<uint64_t>(a);
-}
-
 // Position bias by distance, reversed so that it runs along the keys of a row: at(position)[key].
 class PositionTable {
   public:
@@ -75,34 +71,54 @@ class PositionTable {
 struct BiasTables {
     TimeBuckets buckets;
     PositionTable position;
-    const float* time;
-    bool any() const { return time || position.present(); }
+    const float* time;  // by bucket; null where the bias is a function, or absent
+    TimeDecay decay;
+    bool timed() const { return time || decay.present(); }
+    bool any() const { return timed() || position.present(); }
+    // The time bias of one pair.
+    float time_bias(uint64_t apart) const {
+        if (decay.present()) return decay.one(apart);
+        return time ? time[buckets.of(apart)] : 0.0f;
+    }
     explicit BiasTables(const AttentionCall& call)
         : buckets(call.borders, call.time ? call.time_entries : 0),
           position(call.position, call.position_entries, longest(call)),
-          time(call.time) {}
+          time(call.time),
+          decay(call.decay, call.time_unit) {}
 };
 
-// Partial gradients of a bin: by distance and by bucket.
+// Partial gradients of a bin: by distance and by bucket, or the sums of TimeDecay.
 struct BiasGradients {
     std::vector<double> distance, bucket;
+    double decay[3] = {};
     BiasGradients() = default;
     BiasGradients(const BiasTables& t, int64_t entries)
         : distance(t.position.present() ? t.position.size() + 1 : 0), bucket(t.time ? entries : 0) {}
+    // One pair's time gradient.
+    void add_time(const BiasTables& t, uint64_t apart, float gradient) {
+        if (t.time) bucket[t.buckets.of(apart)] += gradient;
+        if (!t.decay.present()) return;
+        float slopes[3];
+        t.decay.one(apart, &slopes);
+        for (int m = 0; m < 3; ++m) decay[m] += static_cast<double>(gradient) * slopes[m];
+    }
 };
 
 // The bins' partial sums, added in their fixed order, into the gradients of the tables (distances
 // beyond the table share its last entry).
-inline void add_up(const AttentionCall& call, const std::vector<BiasGradients>& partial) {
+inline void add_up(const AttentionCall& call, const BiasTables& tables, const std::vector<BiasGradients>& partial) {
     std::vector<double> position(call.grad_position ? call.position_entries : 0), time(call.grad_time ? call.time_entries : 0);
+    double decay[3] = {};
     const int64_t n = (call.position_entries + 1) / 2;
     for (const BiasGradients& bin : partial) {
         for (size_t d = 0; d < bin.distance.size() && !position.empty(); ++d)
             position[std::min<int64_t>(d, n - 1) + n - 1] += bin.distance[d];
         for (size_t b = 0; b < bin.bucket.size() && !time.empty(); ++b) time[b] += bin.bucket[b];
+        for (int m = 0; m < 3; ++m) decay[m] += bin.decay[m];
     }
     std::copy(position.begin(), position.end(), call.grad_position);
     std::copy(time.begin(), time.end(), call.grad_time);
+    if (call.grad_decay) tables.decay.gradient(decay, call.grad_decay);
 }
 
 inline void clear_unseen(float* row, const PanelRange& range, int64_t low, int64_t high) {
@@ -124,6 +140,7 @@ class BiasTile {
               bool with_position, bool note) {
         tables_ = &tables, block_ = &block, tile_ = tile;
         if (tables.time) start_columns(call, s);
+        if (tables.decay.present()) gaps_.start(call, s, block, tile);
         num_changes_ = 0;
         const bool sorted = tables.time && in_order(call, s);
         for (int64_t panel = 0, count; panel < block.rows; panel += count) {
@@ -136,7 +153,10 @@ class BiasTile {
                     const int64_t time = call.q_times[s.q0 + block.first + r];
                     sorted ? step_sorted(time, range, note) : step_any(r, time, range, note);
                 }
-                write_row(r, range, with_position);
+                if (tables.decay.present())
+                    note ? write_decay<true>(r, range, with_position) : write_decay<false>(r, range, with_position);
+                else
+                    write_row(r, range, with_position);
             }
         }
         row_begin_[block.rows] = num_changes_;
@@ -182,6 +202,21 @@ class BiasTile {
         });
         for (int64_t c = 0; c < KEYS; ++c)
             if (sum[c] != 0.0f) bucket[bucket_[c]] += sum[c];
+    }
+
+    // sums += of every pair, the gradient of its bias times the slopes of TimeDecay. Floats along a
+    // row, doubles from row to row.
+    SLIPSTREAM_NOINLINE void add_decay_gradient(double (&sums)[3], const float* from) const {
+        typedef double vd __attribute__((vector_size(W * 8)));
+        vd lanes[3] = {};
+        for_rows([&](int64_t r, const PanelRange& range) {
+            vf sum[3] = {};
+            for (int64_t at = r * LD + range.first; at < r * LD + range.last; at += W)
+                for (int m = 0; m < 3; ++m) sum[m] += load(from + at) * load(slopes_[m] + at);
+            for (int m = 0; m < 3; ++m) lanes[m] += __builtin_convertvector(sum[m], vd);
+        });
+        for (int m = 0; m < 3; ++m)
+            for (int i = 0; i < W; ++i) sums[m] += lanes[m][i];
     }
 
   private:
@@ -275,9 +310,42 @@ class BiasTile {
         }
     }
 
+    // The position bias along row r, or null.
+    const float* position_row(int64_t r, bool wanted) const {
+        return wanted && tables_->position.present() ? tables_->position.at(block_->position[r]) + tile_ : nullptr;
+    }
+
+    template <bool NOTE>
+    void write_decay(int64_t r, const PanelRange& range, bool with_position) {
+        alignas(64) float apart[KEYS];
+        gaps_.row(r, range, apart);
+        const float* along = position_row(r, with_position);
+        int64_t c = range.first;
+        for (; c + W2 <= range.last; c += W2) decay_columns<2, NOTE>(apart + c, along ? along + c : nullptr, r * LD + c);
+        if (c < range.last) decay_columns<1, NOTE>(apart + c, along ? along + c : nullptr, r * LD + c);
+    }
+
+    // N vectors of the time bias, and with NOTE of its slopes.
+    template <int N, bool NOTE>
+    inline __attribute__((always_inline)) void decay_columns(const float* from, const float* along, int64_t at) {
+        const float amplitude = tables_->decay.amplitude();
+        vf apart[N], decay[N], power[N], log[N];
+        SLIPSTREAM_EACH apart[i] = load(from + i * W);
+        tables_->decay.parts(apart, decay, power, log);
+        if (along)
+            SLIPSTREAM_EACH store(values + at + i * W, decay[i] * amplitude + load(along + i * W));
+        else
+            SLIPSTREAM_EACH store(values + at + i * W, decay[i] * amplitude);
+        if (!NOTE) return;
+        SLIPSTREAM_EACH power[i] *= decay[i];
+        SLIPSTREAM_EACH store(slopes_[0] + at + i * W, decay[i]);
+        SLIPSTREAM_EACH store(slopes_[1] + at + i * W, power[i]);
+        SLIPSTREAM_EACH store(slopes_[2] + at + i * W, power[i] * log[i]);
+    }
+
     void write_row(int64_t r, const PanelRange& range, bool with_position) {
         float* to = values + r * LD;
-        const float* along = with_position && tables_->position.present() ? tables_->position.at(block_->position[r]) + tile_ : nullptr;
+        const float* along = position_row(r, with_position);
         for (int64_t c = range.first; c < range.last; c += W) {
             vf v = tables_->time ? load(value_ + c) : vf{};
             if (along) v += load(along + c);
@@ -288,6 +356,8 @@ class BiasTile {
     const BiasTables* tables_;
     const RowBlock* block_;
     int64_t tile_;
+    TimeGaps gaps_;
+    alignas(64) float slopes_[3][ROWS * LD];
     int64_t key_time_[KEYS], leaves_[KEYS];
     int16_t bucket_[KEYS];
     float value_[KEYS];

@@ -57,7 +57,7 @@ void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, co
             ahead.some();
             add_values(block, tile, r0, count, range, scores, values, padded, buf.out[0].at(i, r0), buf.out[0].stride);
             if (!FUXI) continue;
-            const float* maps[2] = {tables.time ? bias.values : nullptr, tables.position.present() ? bias.position_values : nullptr};
+            const float* maps[2] = {tables.timed() ? bias.values : nullptr, tables.position.present() ? bias.position_values : nullptr};
             for (int64_t m = 0; m < 2; ++m)
                 if (maps[m])
                     add_values(block, tile, r0, count, range, maps[m] + r0 * LD, values, padded, buf.out[m + 1].at(i, r0), buf.out[m + 1].stride);
@@ -73,7 +73,7 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
         if (p < s.history) continue;
         const int64_t query = s.q0 + block.first + r, key = s.k0 + p;
         const float position = tables.position.present() ? *tables.position.at(0) : 0.0f;
-        const float time = tables.time ? tables.time[tables.buckets.of(time_apart(call.q_times[query], call.k_times[key]))] : 0.0f;
+        const float time = tables.timed() ? tables.time_bias(time_apart(call.q_times[query], call.k_times[key])) : 0.0f;
         for (int64_t h = task.head_begin; h < task.head_end; ++h) {
             const float* q = call.q + (query * call.heads + h) * call.key_width;
             const float* k = call.k + (key * call.heads + h) * call.key_width;
@@ -127,7 +127,7 @@ void run_block(const AttentionCall& call, const Task& task, const Sequence& s, c
     for (int64_t m = 0; m < call.channels; ++m) {
         buf.out[m] = in_place ? Rows{out + m * v_stride, call.value_width, call.channels * v_stride}
                               : Rows{buf.sums + m * ROWS * padded, buf.sums_step, padded};
-        if (m && !(m == 1 ? tables.time != nullptr : tables.position.present()))
+        if (m && !(m == 1 ? tables.timed() : tables.position.present()))
             buf.out[m].clear(heads, 0, block.rows, padded);
         else
             clear_blind_rows(block, buf.out[m], heads, padded);

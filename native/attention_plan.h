@@ -15,17 +15,18 @@ namespace slipstream {
 struct AttentionCall {
     const float *q, *k, *v;             // [T, H, K], [S, H, K], [S, H, V], contiguous
     const int64_t *q_offsets, *k_offsets;
-    const int64_t *q_times, *k_times;   // null without a time table
+    const int64_t *q_times, *k_times;   // null without a time bias
     const int64_t* candidates;          // null for none
     const float *position, *time;       // tables or null
     const int64_t* borders;             // smallest |dt| of every bucket
+    const float* decay;                 // instead of a time table: a, b, c of a exp(-b (|dt| / time_unit)^c), or null
     float* out;                         // [T, H, V], or [T, 3, H, V]
     const float* grad_out;              // backward only, like out
-    float *grad_q, *grad_k, *grad_v, *grad_position, *grad_time;
+    float *grad_q, *grad_k, *grad_v, *grad_position, *grad_time, *grad_decay;
     int64_t sequences, heads, key_width, value_width;
     int64_t position_entries, time_entries;
     int64_t window;                     // 0 for none
-    float inverse_divisor, scale;
+    float inverse_divisor, scale, time_unit;
     int32_t threads;
     int32_t channels;                   // 1: HSTU, 3: FuXi
 };

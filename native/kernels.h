@@ -123,5 +123,15 @@ SLIPSTREAM_API int64_t ss_transfer_records(
     const int32_t* files, const int64_t* offsets, int64_t count, int64_t bytes, char* memory,
     int64_t writes, int64_t team, int threads);
 
+// topk.cpp
+SLIPSTREAM_API void ss_quantize_rows(
+    const float* rows, int64_t count, int64_t width, int64_t stride, int8_t* codes, float* scales,
+    float* errors, float* norms, int threads);
+SLIPSTREAM_API int64_t ss_top_candidates(
+    const int16_t* query, float query_scale, float query_norm, float query_error,
+    const int8_t* codes, const float* scales, const float* errors, const float* norms,
+    const float* block_norms, int64_t count, int64_t stride, int64_t k, const int64_t* excluded,
+    int64_t num_excluded, const uint8_t* allowed, int64_t* out, int64_t room, int threads);
+
 // allocator.cpp
 SLIPSTREAM_API int32_t ss_keep_freed_memory(int64_t trim_above);

@@ -47,23 +47,31 @@ inline vf reciprocal(vf x) {
 
 #define SLIPSTREAM_EACH _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
-// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone
-// is a long chain that leaves the arithmetic units waiting. 2^f on [-1/2, 1/2] by a polynomial, the
-// whole part through the exponent bits.
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+
+// 2^(n + f) where shifted = ROUND + n: 2^f on [-1/2, 1/2] by a polynomial, the whole part through
+// the exponent bits.
 template <int N>
-inline __attribute__((always_inline)) void sigmoid(const vf (&x)[N], vf (&s)[N]) {
-    const float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
-    vf f[N], shifted[N], p[N];
-    SLIPSTREAM_EACH f[i] = clamp(x[i], -87.0f, 87.0f);
-    SLIPSTREAM_EACH shifted[i] = f[i] * -1.442695041f + round;
-    SLIPSTREAM_EACH p[i] = shifted[i] - round;
-    SLIPSTREAM_EACH f[i] = f[i] * -1.442695041f - p[i];
+inline __attribute__((always_inline)) void power_of_two(const vf (&f)[N], const vf (&shifted)[N], vf (&p)[N]) {
     SLIPSTREAM_EACH p[i] = f[i] * 1.327647187e-3f + 9.675541333e-3f;
     SLIPSTREAM_EACH p[i] = p[i] * f[i] + 5.550713274e-2f;
     SLIPSTREAM_EACH p[i] = p[i] * f[i] + 2.402211972e-1f;
     SLIPSTREAM_EACH p[i] = p[i] * f[i] + 6.931469671e-1f;
     SLIPSTREAM_EACH p[i] = p[i] * f[i] + 1.000000072f;
-    SLIPSTREAM_EACH p[i] = (vf)((vi)p[i] + ((vi)shifted[i] << 23)) + 1.0f;
+    SLIPSTREAM_EACH p[i] = (vf)((vi)p[i] + ((vi)shifted[i] << 23));
+}
+
+// 1 / (1 + exp(-x)), relative error below 1e-6 for |x| < 30, of N vectors side by side: one alone
+// is a long chain that leaves the arithmetic units waiting.
+template <int N>
+inline __attribute__((always_inline)) void sigmoid(const vf (&x)[N], vf (&s)[N]) {
+    vf f[N], shifted[N], p[N];
+    SLIPSTREAM_EACH f[i] = clamp(x[i], -87.0f, 87.0f);
+    SLIPSTREAM_EACH shifted[i] = f[i] * -1.442695041f + ROUND;
+    SLIPSTREAM_EACH p[i] = shifted[i] - ROUND;
+    SLIPSTREAM_EACH f[i] = f[i] * -1.442695041f - p[i];
+    power_of_two(f, shifted, p);
+    SLIPSTREAM_EACH p[i] += 1.0f;
     SLIPSTREAM_EACH s[i] = reciprocal(p[i]);
 }
 

@@ -100,6 +100,13 @@ def test_threads_are_those_that_find_a_core(load, most, count):
     assert bool(why) == (count != most)
 
 
+def test_threads_that_sleep_while_they_wait_share_the_cores_with_others():
+    assert choose_threads(2, {"OMP_WAIT_POLICY": "passive"}, BUSY) == (2, "")
+    assert choose_threads(2, {"OMP_WAIT_POLICY": "ACTIVE"}, BUSY)[0] == 1
+    in_container = MachineLoad(64, 2.0, 60.0, 60.0)
+    assert choose_threads(32, {"OMP_WAIT_POLICY": "passive"}, in_container)[0] == 2
+
+
 def test_threads_the_user_chose_are_kept():
     assert choose_threads(2, {"OMP_NUM_THREADS": "2"}, BUSY) == (2, "")
 
@@ -146,6 +153,27 @@ def test_the_wait_policy_is_decided_before_torch_is_loaded():
     assert not wait_passively_where_crowded({}, BUSY)  # here torch is loaded
 
 
+IN_PYTHON = """
+import os, sys
+os.environ.pop("OMP_WAIT_POLICY", None)
+from slipstream import machine
+machine.measure_load = lambda: machine.MachineLoad(2, 2.0, 1.0, 1.0)
+import slipstream as ss
+assert "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ
+ss.train
+assert "torch" in sys.modules
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.system
+def test_in_python_the_first_use_of_train_decides():
+    ended = subprocess.run(
+        [sys.executable, "-c", IN_PYTHON], capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout == "passive\n", ended.stderr
+
+
 @pytest.mark.system
 def test_beside_busy_processes_a_training_waits_passively(tmp_path):
     write_log(tmp_path / "log.csv")
@@ -165,3 +193,4 @@ def test_beside_busy_processes_a_training_waits_passively(tmp_path):
     assert ended.returncode == 0, ended.stderr
     note = json.loads((tmp_path / "run" / "run.json").read_text())
     assert note["machine"]["waiting"] == "passive"
+    assert f"{note['machine']['threads']} of" not in ended.stderr

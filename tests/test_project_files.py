@@ -1,6 +1,8 @@
 """Files around the package agree with it: one version, the same Pythons, hooks that exist."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -56,3 +58,21 @@ def test_every_tool_of_make_dist_is_in_the_dev_extra():
     dev = PROJECT["project"]["optional-dependencies"]["dev"]
     assert [need for need in dev if need.startswith("build")]
     assert "-m build" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_demo_installs_the_package_and_not_the_developer_s_tools(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def steps(target: str) -> str:
+        words = ["make", "--dry-run", target]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout
+
+    assert '-e ".[serving]"' in steps("demo") and "slipstream demo" in steps("demo")
+    assert "[dev]" not in steps("demo") and "apt-get" not in steps("demo")
+    assert '-e ".[dev]"' in steps("test-fast") and "clang" in steps("test-fast")
+    (tmp_path / ".venv").mkdir()  # what `make setup` leaves is enough for the demo
+    for name in (".usable", ".installed"):
+        (tmp_path / ".venv" / name).touch()
+    assert "pip install" not in steps("demo") + steps("test-fast")

@@ -4,7 +4,7 @@ Speed and exactness do not depend on what a model has learnt. Touch this when a 
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,12 +29,17 @@ def random_bundle(
     item_features: dict[str, int] | None = None,
     user_features: dict[str, int] | None = None,
     first_id: int = 1 << 40,
+    ids: Sequence[int] | Sequence[str] | None = None,
+    about_items: Mapping[str, Any] | None = None,
+    rules: Mapping[str, Any] | None = None,
+    timed: bool = True,
     seed: int = 0,
     noise: float = 0.0,
 ) -> str:
     """Write the bundle and return its version.
 
-    Item ids start at `first_id`; `noise` is added to all weights, so that each matters.
+    Item ids start at `first_id`, or are `ids`; `about_items` are further columns of the vocabulary,
+    `rules` further keys of the recipe; `noise` is added to all weights, so that each matters.
     """
     config = ModelConfig.model_validate(model)
     item_features, user_features = item_features or {}, user_features or {}
@@ -65,6 +70,7 @@ def random_bundle(
         "task": task,
         "model": config.model_dump(mode="json"),
         "loss": {"normalize": True},
+        **(rules or {}),
     }
     if task == "ranking":
         recipe["tasks"] = {
@@ -72,12 +78,14 @@ def random_bundle(
         }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "items.arrow"
-        batch = pa.record_batch({"id": pa.array(np.arange(num_items, dtype=np.int64) + first_id)})
+        named = np.arange(num_items, dtype=np.int64) + first_id if ids is None else ids
+        batch = pa.record_batch({"id": pa.array(named), **(about_items or {})})
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
             writer.write_batch(batch)
         sizes_told = {
             "num_items": num_items,
             "item_cardinalities": item_features,
             "user_cardinalities": user_features,
+            "timed": timed,
         }
         return write_bundle(directory, recipe, sizes_told, tensors, path, force=True)

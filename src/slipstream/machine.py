@@ -1,8 +1,9 @@
 """What of this machine is free: our cores, our quota, what other processes use of them.
 
-Two decisions follow, both made once at the start of a computation. Threads: as many as are free.
-OpenMP's waiting: its threads spin while they wait for each other, which is fastest on a quiet
-machine and ruinous where another process needs the core; beside busy processes they sleep instead.
+Two decisions follow, both made once at the start of a computation. OpenMP's waiting: its threads
+spin while they wait for each other, which is fastest on a quiet machine and ruinous where another
+process needs the core; beside busy processes they sleep instead. Threads: where they spin, as many
+as find a free core; where they sleep, all, which is faster than fewer.
 This module does not import torch, because OpenMP reads its environment when torch loads it. Touch
 this when threads or waiting are chosen in another way.
 """
@@ -132,7 +133,8 @@ def choose_threads(
     """Choose how many threads compute, and say why where it is not `most`, torch's own choice.
 
     Ranks share the cores. torchrun gives each one thread unless OMP_NUM_THREADS was set, which
-    leaves cores idle where there are more of them than ranks.
+    leaves cores idle where there are more of them than ranks. Threads that sleep while they wait
+    need no core of their own.
     """
     ranks = ranks_here(environment)
     if ranks > 1:
@@ -145,7 +147,8 @@ def choose_threads(
     if THREADS in environment or most == 1:
         return most, ""
     load = load or measure_load()
-    count = load.free_threads(most)
+    sleeping = environment.get(WAIT_POLICY, "").lower() == "passive"
+    count = min(most, math.ceil(load.quota)) if sleeping else load.free_threads(most)
     if count == most:
         return most, ""
     why = f"{count} of {most} threads: other processes use {load.others:.1f} of {load.cores} cores"

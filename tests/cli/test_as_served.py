@@ -18,13 +18,15 @@ from tests.support.training_fixtures import codes, small_recipe
 @pytest.fixture
 def store(tmp_path):
     """Two users and five items with text ids."""
+    directory = tmp_path / "store"
+    directory.mkdir()
     items = pa.table({"id": pa.array(["a/1", "b", "c d", "e", "f"])})
     users = pa.table({"id": pa.array(["ann", "bob"]), "feature:age": codes(np.array([2, 1]), 3)})
     log = np.array([0, 1, 0, 2, 3, 1, 4, 0])
     times = np.arange(8) * 10
     clicks = {"click": np.arange(8, dtype=np.float32)}
-    write_store(tmp_path, np.array([0, 5, 8]), log, times, clicks, items, users, {})
-    return SequenceStore.open(tmp_path)
+    write_store(directory, np.array([0, 5, 8]), log, times, clicks, items, users, {})
+    return SequenceStore.open(directory)
 
 
 def requests_of(store, *, more=None, with_time=False):

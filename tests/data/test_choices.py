@@ -3,6 +3,7 @@
 import pytest
 
 from slipstream.data.choices import Choices, FeatureFile
+from slipstream.data.raw_log import Columns
 from slipstream.errors import SlipstreamError
 
 
@@ -24,3 +25,10 @@ def test_what_is_not_chosen_is_left_to_the_data():
     choices = Choices()
     assert (choices.nulls, choices.duplicates, choices.time_unit) == (None, None, None)
     assert choices.columns.time_optional and FeatureFile().data is None
+
+
+def test_one_name_or_a_list_of_names_will_do():
+    assert FeatureFile(features="price").features == ("price",)
+    assert FeatureFile(features=["a", "b"]).features == ("a", "b")
+    assert Columns("u", "i", "t", "click").actions == ("click",)
+    assert Columns("u", "i", "t", ["click", "like"]).actions == ("click", "like")

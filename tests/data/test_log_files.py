@@ -142,12 +142,17 @@ def test_json_lines_may_lack_fields_and_mix_types(tmp_path):
         ({"a.csv": "u,i\n1,2\n", "b.csv": ""}, "b.csv is empty"),
         ({"a.jsonl": '{"u": 1}\nno json\n'}, "could not be read"),
         ({"a.csv.gz": "no gzip"}, "could not be read"),
+        ({"a.csv": "user_id,user_id,b\n1,2,3\n"}, "a.csv has two columns 'user_id'"),
+        ({"a.csv": b"user_id,item_id\n1,caf\xe9\n"}, "save it as UTF-8"),
         ({"a.xlsx": "x"}, "neither CSV nor Parquet nor JSON lines"),
     ],
 )
 def test_files_that_do_not_go_together_are_refused(files, expected, tmp_path):
     for name, text in files.items():
-        write(tmp_path / name) if text is None else (tmp_path / name).write_text(text)
+        if text is None:
+            write(tmp_path / name)
+        else:
+            (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SlipstreamError, match=expected):
         prepare([tmp_path / name for name in files], tmp_path / "out")
 

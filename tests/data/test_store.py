@@ -8,7 +8,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from slipstream.data.choices import Choices, FeatureFile
 from slipstream.data.feature_columns import FeatureTable, encode_feature
+from slipstream.data.preparation import prepare
 from slipstream.data.store import SequenceStore, write_store
 from slipstream.errors import SlipstreamError
 from tests.support.data_fixtures import store_of, store_with_lengths
@@ -118,3 +120,15 @@ def test_features_of_each_kind_are_written_mapped_and_count_in_the_digest(values
     assert not any(a.flags.writeable for a in arrays if a is not None and a.size)
     assert (feature.offsets_V1 is not None) == (kind == "categories")
     assert (feature.values is not None) == (kind == "number")
+    at = {"category": [2, 0, 1], "categories": [[2, 1], [], [1]], "number": [1.5, None, 2.0]}
+    assert [feature.at(row) for row in range(3)] == at[kind]
+
+
+def test_the_digest_says_which_row_has_which_categories(tmp_path):
+    log = pl.DataFrame({"user_id": 1, "item_id": [7, 8], "timestamp": [1, 2]})
+    digests = set()
+    for name, tags in (("apart", [["a"], ["b"]]), ("first", [["a", "b"], []])):
+        items = pl.DataFrame({"item_id": [7, 8], "tags": tags})
+        choices = Choices(items=FeatureFile(items, features=("tags",)))
+        digests.add(prepare(log, tmp_path / name, choices).digest)
+    assert len(digests) == 2

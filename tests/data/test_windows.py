@@ -1,10 +1,13 @@
 """Windows cut out of a store, and the behaviours a split holds out."""
 
 import numpy as np
+import polars as pl
 import pytest
 
+from slipstream.data.choices import Choices, FeatureFile
+from slipstream.data.preparation import prepare
 from slipstream.data.windows import Split, cut_windows
-from tests.support.data_fixtures import store_with_lengths
+from tests.support.data_fixtures import GOOD, store_with_lengths
 
 LENGTHS = [4, 1, 6]
 
@@ -53,3 +56,14 @@ def test_a_split_holds_out_the_end_of_each_log_that_is_long_enough():
     assert split.evaluated_users(lengths).tolist() == [0, 3]
     with pytest.raises(ValueError, match="0 or more behaviours"):
         Split(validation=-1)
+
+
+def test_a_batch_carries_the_user_features_of_one_category(tmp_path):
+    users = pl.DataFrame(
+        {"user_id": [1, 2], "plan": ["a", "b"], "age": [1.5, 2.5], "tags": [[], ["x"]]}
+    )
+    choices = Choices(users=FeatureFile(users, features=("plan", "age", "tags")))
+    store = prepare(pl.DataFrame(GOOD), tmp_path / "out", choices)
+    ones = np.ones(1, dtype=np.int64)
+    batch = cut_windows(store, ones, ones * 0, ones * 2, ones * 2, ones, "retrieval")
+    assert {name: codes.tolist() for name, codes in batch.user_features.items()} == {"plan": [2]}

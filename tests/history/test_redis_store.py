@@ -1,22 +1,160 @@
 """What only the Redis store does; what both stores do is in test_history_store.py."""
 
-import pytest
+import asyncio
+import struct
+from pathlib import Path
 
-from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import HistoryStore, Records
-from slipstream.history.redis_store import RedisHistoryStore
-from tests.support.history_stores import run
+import pytest
+import redis
+
+from slipstream.history.history_store import HistoryStore, HistoryStoreError, open_history_store
+from slipstream.history.redis_store import CONNECTIONS, TAIL, RedisHistoryStore
+from tests.support.history_stores import behaviours, columns, run
+from tests.support.redis_server import free_port, redis_server
 
 
 def test_a_redis_that_is_not_there_is_named_without_its_password():
+    for work in (
+        lambda store: store.read("ann", 1),
+        lambda store: store.append("ann", behaviours([1])),
+        lambda store: store.delete("ann"),
+        lambda store: store.users(),
+        lambda store: store.import_histories([("ann", behaviours([1]))]),
+        lambda store: store.check(),
+        lambda store: store.migrate(),
+    ):
+        with pytest.raises(HistoryStoreError, match="does not answer") as refused:
+            run("redis://user:geheim@127.0.0.1:1/0", work)
+        assert "geheim" not in str(refused.value)
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(HistoryStoreError, match="no address"):
+        open_history_store("redis://host:port/0")
+
+
+@pytest.mark.system
+def test_small_blocks_are_packed_while_others_append(redis_url: str):
     async def work(store: HistoryStore):
-        await store.read("ann", 1)
+        async def append(start: int) -> None:
+            for number in range(200):
+                await store.append("ann", behaviours([start + number], [5]))
 
-    with pytest.raises(SlipstreamError, match="does not answer") as refused:
-        run("redis://user:geheim@127.0.0.1:1/0", work)
-    assert "geheim" not in str(refused.value)
+        await asyncio.gather(*(append(1000 * writer) for writer in range(4)))
+        return await store.read("ann", 10**6)
+
+    found = run(redis_url, work)
+    expected = [1000 * writer + number for writer in range(4) for number in range(200)]
+    assert sorted(found.items.tolist()) == expected
+    for writer in range(4):
+        own = [item for item in found.items.tolist() if item // 1000 == writer]
+        assert own == sorted(own)
+    # 800 appends, each with a block of its own, were packed on the way.
+    blocks = redis.Redis.from_url(redis_url).zcard("slipstream:blocks:ann")
+    assert blocks < 10 * TAIL
 
 
-def test_both_keys_of_a_user_live_on_one_node_of_a_cluster():
-    store = RedisHistoryStore("redis://127.0.0.1:1/0", Records(()), keep=10)
-    assert store._keys("ann") == ["slipstream:h:{ann}", "slipstream:f:{ann}"]
+@pytest.mark.system
+def test_packing_leaves_few_blocks(redis_url: str):
+    async def work(store: HistoryStore):
+        for number in range(1100):
+            await store.append("ann", behaviours([number]))
+
+    run(redis_url, work)
+    blocks = redis.Redis.from_url(redis_url).zrange("slipstream:blocks:ann", 0, -1)
+    assert len(blocks) <= 2 + TAIL
+    assert all(b":" in block for block in blocks)
+
+
+@pytest.mark.system
+def test_packing_begins_behind_what_was_forgotten(redis_url: str):
+    async def work(store: HistoryStore):
+        for number in range(TAIL):
+            await store.append("ann", behaviours([number]))
+        return await store.read("ann", 100)
+
+    found = run(redis_url, work, keep=10)
+    assert found.items.tolist() == list(range(TAIL - 10, TAIL))
+    blocks = redis.Redis.from_url(redis_url).zrange("slipstream:blocks:ann", 0, -1, withscores=True)
+    assert [score for _, score in blocks] == [TAIL - 10]
+
+
+@pytest.mark.system
+def test_a_packing_that_comes_too_late_changes_nothing(redis_url: str):
+    async def work(store: RedisHistoryStore):
+        for number in range(TAIL - 1):
+            await store.append("ann", behaviours([number]))
+        keys = store._keys("ann")[:2]
+        born, packed, total, *_ = await store._tail(keys=keys)
+        stale = [born, packed, total, total, 0, b"not a block"]
+        await store.delete("ann")
+        await store.append("ann", behaviours([7, 8]))  # a new user of the same name
+        assert await store._pack(keys=keys, args=stale) == 0
+        return await store.read("ann", 100)
+
+    assert columns(run(redis_url, work)) == ([7, 8], [7, 8], {})
+
+
+@pytest.mark.system
+def test_more_calls_at_once_than_connections(redis_url: str):
+    async def work(store: HistoryStore):
+        await asyncio.gather(
+            *(store.append(f"u{n}", behaviours([n])) for n in range(10 * CONNECTIONS))
+        )
+        return len(await store.users())
+
+    assert run(redis_url, work) == 10 * CONNECTIONS
+
+
+@pytest.mark.system
+def test_the_earlier_format_is_refused_with_the_command_that_migrates_it(redis_url: str):
+    client = redis.Redis.from_url(redis_url)
+    client.set("slipstream:actions", "click")
+    for user in ("ann", "a}b/ü"):
+        client.set(f"slipstream:h:{{{user}}}", struct.pack("<qqf", 2**62, 50, 1))
+        client.append(f"slipstream:h:{{{user}}}", struct.pack("<qqf", 7, 60, 0))
+    client.set("slipstream:f:{ann}", 40)
+    with pytest.raises(
+        HistoryStoreError, match=f"slipstream history migrate --history {redis_url}"
+    ):
+        run(redis_url, lambda store: store.read("ann", 10))
+
+    async def work(store: HistoryStore):
+        assert await store.migrate() == 2
+        assert await store.migrate() == 0
+        assert await store.append("ann", behaviours([9], [61], like=[1]), after=42) == 43
+        return await store.read("ann", 10), await store.read("a}b/ü", 10)
+
+    ann, other = run(redis_url, work)
+    assert columns(ann) == ([2**62, 7, 9], [50, 60, 61], {"click": [1, 0, 0], "like": [0, 0, 1]})
+    assert (ann.first, other.first, other.items.tolist()) == (40, 0, [2**62, 7])
+    assert not client.keys("slipstream:[hf]:*") and not client.exists("slipstream:actions")
+
+
+@pytest.mark.system
+def test_a_later_format_is_refused(redis_url: str):
+    redis.Redis.from_url(redis_url).set("slipstream:format", "99")
+    with pytest.raises(HistoryStoreError, match="install a later slipstream"):
+        run(redis_url, lambda store: store.check())
+
+
+@pytest.mark.system
+def test_a_server_that_is_full_or_gone_is_one_sentence_and_works_again_later(tmp_path: Path):
+    port = free_port()
+
+    async def work(store: HistoryStore):
+        with redis_server(tmp_path, port, "--maxmemory-policy", "noeviction"):
+            await store.append("ann", behaviours([1]))
+            client = redis.Redis(port=port)
+            client.config_set("maxmemory", "1")
+            with pytest.raises(HistoryStoreError, match=r"maxmemory|OOM"):
+                await store.append("ann", behaviours([2]))
+            client.config_set("maxmemory", "0")
+            assert await store.append("ann", behaviours([2]), after=1) == 2
+        for call in (store.read("ann", 1), store.append("ann", behaviours([3])), store.check()):
+            with pytest.raises(HistoryStoreError, match="does not answer"):
+                await call
+        with redis_server(tmp_path, port):
+            assert await store.append("ann", behaviours([1])) == 1
+
+    run(f"redis://127.0.0.1:{port}/0", work)

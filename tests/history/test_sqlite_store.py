@@ -1,66 +1,213 @@
-"""What only the SQLite store does: chunks in one file, whole after a kill, a database or nothing.
+"""What only the SQLite store does: blocks in one file, a database or nothing.
 
 What both stores do is in test_history_store.py.
 """
 
 import asyncio
-import multiprocessing
-import os
-import signal
 import sqlite3
+import struct
+import threading
 from pathlib import Path
 
 import pytest
 
-from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import HistoryStore, open_history_store
-from slipstream.history.sqlite_store import CHUNK
-from tests.support.history_stores import behaviours, run
+from slipstream.history import sqlite_store
+from slipstream.history.behaviour_blocks import CHUNK
+from slipstream.history.history_store import HistoryStore, HistoryStoreError, open_history_store
+from slipstream.history.sqlite_store import transaction
+from tests.support.history_stores import behaviours, columns, run
 
 
-def test_records_lie_in_chunks_of_which_only_the_newest_grows(tmp_path: Path):
+def test_behaviours_lie_in_blocks_of_which_only_the_newest_grows(tmp_path: Path):
     path = tmp_path / "history.db"
 
     async def work(store: HistoryStore):
         await store.append("ann", behaviours(list(range(CHUNK - 1))))
         await store.append("ann", behaviours([CHUNK - 1, CHUNK]))
 
-    run(f"sqlite:{path}", work, actions=())
+    run(f"sqlite:{path}", work)
     with sqlite3.connect(path) as connection:
-        rows = connection.execute("SELECT first, length(records) FROM chunks ORDER BY first")
-        assert rows.fetchall() == [(0, 16 * CHUNK), (CHUNK, 16)]
+        rows = connection.execute("SELECT first, count FROM blocks ORDER BY first")
+        assert rows.fetchall() == [(0, CHUNK), (CHUNK, 1)]
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_text("not a database, but longer than a header would be" * 3)
-    with pytest.raises(SlipstreamError, match="cannot be opened"):
-        open_history_store(f"sqlite:{tmp_path / 'file'}", ())
+def test_only_the_owner_may_read_the_files(tmp_path: Path):
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        return {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+
+    modes = run(f"sqlite:{tmp_path / 'history.db'}", work)
+    assert modes == dict.fromkeys(["history.db", "history.db-wal", "history.db-shm"], 0o600)
 
 
-def _append_until_killed(url: str, started: "multiprocessing.synchronize.Event") -> None:
-    async def work() -> None:
-        store = open_history_store(url, ())
-        for number in range(10**6):
-            await store.append("ann", behaviours([number] * 10, [number] * 10))
-            if number == 20:
-                started.set()
+def write_earlier(path: Path, actions: str = "click\x1flike") -> None:
+    """A file as the earlier format wrote it: 1,025 behaviours of ann, 1 of bob."""
+    width = "<qq" + "f" * len(actions.split("\x1f"))
+    records = [struct.pack(width, 2**62 + n, n, n % 2, 0) for n in range(100, CHUNK + 101)]
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
+        connection.execute(
+            "CREATE TABLE chunks (user TEXT, first INTEGER, records BLOB, "
+            "PRIMARY KEY (user, first)) WITHOUT ROWID"
+        )
+        connection.execute("INSERT INTO about VALUES ('actions', ?)", (actions,))
+        for user, first, chunk in (
+            ("ann", 2048, records[:CHUNK]),
+            ("ann", 2048 + CHUNK, records[CHUNK:]),
+            ("bob", 0, records[:1]),
+            ("empty", 0, []),
+        ):
+            row = (user, first, b"".join(chunk))
+            connection.execute("INSERT INTO chunks VALUES (?, ?, ?)", row)
+    connection.close()
 
-    asyncio.run(work())
 
+def test_a_file_of_the_earlier_format_is_migrated_when_it_is_opened(tmp_path: Path):
+    write_earlier(tmp_path / "history.db")
 
-@pytest.mark.system
-def test_a_killed_writer_leaves_whole_appends(tmp_path: Path):
+    async def work(store: HistoryStore):
+        migrated = await store.migrate()
+        found = await store.read("ann", 10**6)
+        total = await store.append("ann", behaviours([5], [5000], buy=[1]), after=found.total)
+        return migrated, found, total, await store.users()
+
     url = f"sqlite:{tmp_path / 'history.db'}"
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=_append_until_killed, args=(url, started), daemon=True)
-    process.start()
-    assert started.wait(30)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
-    found = run(url, lambda store: store.read("ann", 10**6), actions=())
-    assert len(found.items) >= 210
-    assert found.items.tolist() == [
-        number for number in range(len(found.items) // 10) for _ in range(10)
-    ]
+    migrated, found, total, users = run(url, work)
+    assert (migrated, users, total) == (2, ["ann", "bob"], 2048 + CHUNK + 2)
+    assert (found.first, found.total) == (2048, 2048 + CHUNK + 1)
+    assert found.items.tolist() == [2**62 + n for n in range(100, CHUNK + 101)]
+    assert found.timestamps.tolist() == list(range(100, CHUNK + 101))
+    assert found.actions["click"].tolist() == [n % 2 for n in range(100, CHUNK + 101)]
+    assert not found.actions["like"].any()
+    assert run(url, lambda store: store.migrate()) == 0
+    assert columns(run(url, lambda store: store.read("ann", 1))) == ([5], [5000], {"buy": [1]})
+
+
+def test_a_migration_that_fails_leaves_the_earlier_file(tmp_path: Path, monkeypatch):
+    write_earlier(tmp_path / "history.db")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_store, "encode_block", fail)
+        with pytest.raises(HistoryStoreError, match="no space"):
+            open_history_store(f"sqlite:{tmp_path / 'history.db'}")
+    found = run(f"sqlite:{tmp_path / 'history.db'}", lambda store: store.read("ann", 10**6))
+    assert len(found) == CHUNK + 1
+
+
+def test_files_of_others_are_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "file").write_text("not a database, but longer than a header would be" * 3)
+    with pytest.raises(HistoryStoreError, match="no SQLite file"):
+        open_history_store(f"sqlite:{tmp_path / 'file'}")
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+    with pytest.raises(HistoryStoreError, match="a database of another program"):
+        open_history_store(f"sqlite:{tmp_path / 'app.db'}")
+    tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+    assert tables == [("orders",)]
+    with pytest.raises(HistoryStoreError, match="does not answer"):
+        open_history_store(f"sqlite:{tmp_path}")
+    with pytest.raises(HistoryStoreError, match="there is no history store"):
+        open_history_store(f"sqlite:{tmp_path / 'none.db'}", create=False)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_later_format_is_refused(tmp_path: Path):
+    url = f"sqlite:{tmp_path / 'history.db'}"
+    run(url, lambda store: store.append("ann", behaviours([1])))
+    with sqlite3.connect(tmp_path / "history.db") as connection:
+        connection.execute("UPDATE about SET value = '99'")
+    with pytest.raises(HistoryStoreError, match="install a later slipstream"):
+        open_history_store(url)
+
+
+def spoil(store: HistoryStore, statement: str) -> None:
+    """Run a statement on the writing connection, in its thread."""
+    store._writer_thread.submit(lambda: store._writer.execute(statement)).result()
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "mended", "says"),
+    [
+        ("PRAGMA query_only=1", "PRAGMA query_only=0", "make the file and its directory writable"),
+        ("PRAGMA max_page_count=8", "PRAGMA max_page_count=99999", "free some space"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_sentence_and_works_again(
+    tmp_path: Path, spoiled: str, mended: str, says: str
+):
+    large = behaviours(list(range(5 * CHUNK)))
+
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1], [0]))
+        spoil(store, spoiled)
+        for call in (
+            store.append("ann", large),
+            store.append("bob", large),
+            store.import_histories([("bob", large)]),
+        ):
+            with pytest.raises(HistoryStoreError, match=says):
+                await call
+        assert (await store.read("ann", 10)).items.tolist() == [1]
+        assert await store.users() == ["ann"]
+        spoil(store, mended)
+        return await store.append("ann", large, after=1)
+
+    assert run(f"sqlite:{tmp_path / 'history.db'}", work) == 1 + 5 * CHUNK
+
+
+def test_a_locked_file_is_one_sentence_and_reads_do_not_wait(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "BUSY_SECONDS", 0.05)
+
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        other = sqlite3.connect(tmp_path / "history.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HistoryStoreError, match="another process holds it; try again"):
+            await store.append("ann", behaviours([2]))
+        assert (await store.read("ann", 10)).items.tolist() == [1]
+        other.execute("ROLLBACK")
+        other.close()
+        return await store.append("ann", behaviours([2]), after=1)
+
+    assert run(f"sqlite:{tmp_path / 'history.db'}", work) == 2
+
+
+def test_a_read_is_answered_while_an_append_is_under_way(tmp_path: Path):
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        busy = threading.Event()
+        store._writer_thread.submit(busy.wait)
+        append = asyncio.ensure_future(store.append("ann", behaviours([2])))
+        found = await asyncio.wait_for(store.read("ann", 10), 30)
+        assert found.items.tolist() == [1] and not append.done()
+        busy.set()
+        assert await append == 2
+
+    run(f"sqlite:{tmp_path / 'history.db'}", work)
+
+
+def test_a_file_that_was_removed_or_replaced_is_noticed(tmp_path: Path):
+    path = tmp_path / "history.db"
+
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        path.rename(tmp_path / "moved.db")
+        for call in (store.append("ann", behaviours([2])), store.read("ann", 1), store.check()):
+            with pytest.raises(HistoryStoreError, match="removed or replaced"):
+                await call
+        (tmp_path / "moved.db").rename(path)
+        return await store.append("ann", behaviours([2]), after=1)
+
+    assert run(f"sqlite:{path}", work) == 2
+
+
+def test_a_transaction_ends_even_where_a_rollback_is_impossible():
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    with pytest.raises(ValueError, match="mine"), transaction(connection):
+        connection.execute("ROLLBACK")  # as SQLite does by itself when a disk is full
+        raise ValueError("mine")
+    assert not connection.in_transaction

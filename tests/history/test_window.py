@@ -28,3 +28,16 @@ def test_a_history_whose_oldest_are_gone_begins_at_a_multiple_too():
 def test_the_window_of_a_stored_history_stays_put_while_it_grows():
     starts = {window_start(total, 64, oldest=0) for total in range(89, 97)}
     assert starts == {32}
+
+
+@pytest.mark.parametrize("max_len", [1, 7, 64])
+@pytest.mark.parametrize("oldest", [0, 5])
+def test_the_latest_rule_leaves_exactly_the_models_length(max_len, oldest):
+    for count in range(oldest, 6 * max_len + oldest):
+        start = window_start(count, max_len, oldest, rule="latest")
+        assert list(range(start, count)) == list(range(oldest, count))[-max_len:]
+
+
+def test_a_rule_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="latest, stepped"):
+        window_start(10, 5, rule="newest")

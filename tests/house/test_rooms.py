@@ -15,6 +15,7 @@ SHARED = {
     "display",
     "progress",
     "config_words",
+    "machine",
     "_lazy",
     "__version__",
 }  # every room uses them

@@ -87,6 +87,17 @@ def test_cached_forward_equals_full_forward_in_fp32(kind, time_bias, task):
     assert_close(cached, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("time_bias", ["own", "next"])
+@pytest.mark.parametrize("kind", ["hstu", "fuxi"])
+def test_a_functional_time_encoding_keeps_a_prefix_exact(kind, time_bias):
+    net = model(kind, "ranking", time_bias=time_bias, time_encoding="functional", **USERS)
+    batch = given([9, 6, 0, 3], [2, 3, 0, 1], **USERS)
+    cached, expected = check_prefix(net, batch, [5, 3, 0, 1])
+    assert_close(cached, expected, atol=1e-12, rtol=1e-12)
+    cached, expected = check_prefix(net, batch, [5, 3, 0, 1], change_one_time)
+    assert (cached - expected).abs().max() > 1e-4
+
+
 def drop_one_token(kvs):
     return [kv.first(kv.offsets_B1.diff() - torch.tensor([1, 0])) for kv in kvs]
 

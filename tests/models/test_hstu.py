@@ -17,6 +17,8 @@ from tests.support.models_samples import given, model, part
         {"time_bias": "own"},
         {"time_bias": "next", "dqk": 3, "dv": 5},
         {"time_bias": "none"},
+        {"time_bias": "own", "time_encoding": "functional"},
+        {"time_bias": "next", "time_encoding": "functional", "position_bias": False},
         {"time_bias": "own", "time_buckets": 5, "position_bias": False},
     ],
 )
@@ -26,6 +28,7 @@ def test_the_layer_is_the_papers_formula(settings, position_embedding, dropout_s
 
 def test_own_and_next_time_differ_only_in_when_a_token_looks_back():
     check_time_bias("hstu")
+    check_time_bias("hstu", time_encoding="functional")
 
 
 def test_divisor_and_scale_are_constants_of_the_recipe():

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.ops import attention_native, native
-from slipstream.ops.attention import RelativeBias, hstu_attention, time_bucket_borders
+from slipstream.ops.attention import (
+    RelativeBias,
+    fuxi_attention,
+    hstu_attention,
+    time_bucket_borders,
+)
+from slipstream.ops.attention_types import TIME_UNIT
 from tests.support.attention_cases import OPERATORS, Case, assert_close, distances, run
 from tests.support.processes import run_python
 
@@ -33,6 +39,7 @@ CASES = st.builds(
     value_width=st.sampled_from([1, 5, 8, 16, 25, 33]),
     position=st.booleans(),
     time=st.booleans(),
+    functional=st.booleans(),
     positions=st.sampled_from([1, 2, 30, 200]),
     buckets=st.sampled_from([0, 1, 20, 128]),
     candidates=st.booleans(),
@@ -86,6 +93,44 @@ def test_the_comparison_can_fail(monkeypatch):
     assert max(distances(Case(), "native").values()) > 1e-4
 
 
+@pytest.mark.parametrize("spoil", [0, 1, 2])
+def test_a_wrong_parameter_of_the_function_would_be_seen(monkeypatch, spoil):
+    honest = attention_native._run
+
+    def spoilt(name, a, *rest, **out):
+        wrong = a.decay_3.clone()
+        wrong[spoil] *= 1.001
+        honest(name, replace(a, decay_3=wrong), *rest, **out)
+
+    monkeypatch.setattr(attention_native, "_run", spoilt)
+    found = distances(Case(functional=True, operator="fuxi"), "native")
+    assert found["out"] > 2e-5 and found["grad time"] > 2e-5
+
+
+@pytest.mark.parametrize("exponent", [3, 31, 40, 61])  # within 32 bits, or beyond
+def test_the_function_of_any_gap(exponent):
+    """The output for a key so long ago is the function itself, from a gap of 0 on."""
+    edges = [2**n + d for n in range(exponent) for d in (-1, 0, 1)]
+    apart = torch.tensor([0, *edges, 2**exponent - 1]).clamp(min=0).unique()
+    for sign, decay in ((1, [1.5, 1.0, 0.5]), (-1, [0.5, 1e-3, 0.25]), (1, [2.0, 3.0, 1.0])):
+        one, decay_3 = torch.ones(len(apart), 1, 1), torch.tensor(decay)
+        out = fuxi_attention(
+            one,
+            one,
+            one,
+            torch.tensor([0, len(apart)]),
+            divisor=1.0,
+            bias=RelativeBias(decay_3=decay_3),
+            timestamps_T=apart * sign,
+            k_timestamps_S=torch.zeros(len(apart), dtype=torch.int64),
+            window=1,
+            backend="native",
+        )[:, 1].flatten()
+        days = apart.double() / TIME_UNIT
+        expected = decay[0] * torch.exp(-decay[1] * days ** decay[2])
+        torch.testing.assert_close(out.double(), expected, rtol=3e-6, atol=2e-7)
+
+
 @pytest.mark.parametrize("sorted_times", [True, False])
 def test_time_buckets_at_every_border(sorted_times):
     """The output for queries at each border - 1, border and border + 1 is their bucket."""
@@ -117,21 +162,35 @@ def test_time_buckets_at_every_border(sorted_times):
         torch.testing.assert_close(out.flatten(), (expected + 1).float(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.parametrize("operator", ["hstu", "fuxi"])
-def test_two_calls_give_the_same_bits(operator):
+def test_two_calls_give_the_same_bits(operator, functional):
     case = Case(
-        lengths=(200, 17, 90, 3, 151), heads=2, key_width=16, value_width=16, operator=operator
+        lengths=(200, 17, 90, 3, 151),
+        heads=2,
+        key_width=16,
+        value_width=16,
+        operator=operator,
+        functional=functional,
     )
     assert all(
         torch.equal(a, b) for a, b in zip(run(case, "native"), run(case, "native"), strict=True)
     )
 
 
+@pytest.mark.parametrize("first_time", [None, 0, -(10**12)])  # user tokens; beyond 32 bits
+@pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.parametrize("operator", ["hstu", "fuxi"])
-def test_rows_do_not_depend_on_what_follows_or_on_the_number_of_queries(operator):
+def test_rows_do_not_depend_on_what_follows_or_on_the_number_of_queries(
+    operator, functional, first_time
+):
     """A prefix, and the last queries against all keys, give the rows of the full pass."""
     length = 301
-    a = Case(lengths=(length,), heads=2, key_width=25, value_width=25).arguments()
+    case = Case(lengths=(length,), heads=2, key_width=25, value_width=25, functional=functional)
+    a = case.arguments()
+    if first_time is not None:
+        a["timestamps"][0] = a["k_timestamps"][0] = first_time
+        a["k_timestamps"][-1] += 10**13  # beyond 32 bits only where the last key is there
 
     def rows(first: int, end: int) -> torch.Tensor:
         return OPERATORS[operator](
@@ -142,7 +201,7 @@ def test_rows_do_not_depend_on_what_follows_or_on_the_number_of_queries(operator
             torch.tensor([0, end]),
             divisor=25.0,
             scale=0.4,
-            bias=RelativeBias(a["position"], a["time"]),
+            bias=case.bias(a["position"], a["time"]),
             timestamps_T=a["timestamps"][first:end],
             k_timestamps_S=a["k_timestamps"][:end],
             backend="native",
@@ -187,6 +246,8 @@ def _poisoned_memory():
         {"tail": 3, "window": 1, "candidates": True},
         {"position": False},
         {"position": False, "time": False},
+        {"functional": True, "candidates": True},
+        {"functional": True, "tail": 41, "window": 9, "position": False},
     ],
 )
 def test_every_value_is_written(extra, widths, operator):
@@ -218,13 +279,14 @@ def test_memory_is_linear_in_tokens():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("level", ["baseline", "avx2"])
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
 def test_every_instruction_set_equals_the_reference(level):
     folder = Path(os.environ.get("SLIPSTREAM_NATIVE_DIR") or Path(native.__file__).parent)
     if not list(folder.glob(f"_native_{level}.*so")):
         pytest.skip(f"level {level} was not built on this machine")
-    if level == "avx2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip("this CPU has no AVX2")
+    best = {"AVX512": 2, "AVX2": 1}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if ["baseline", "avx2", "avx512"].index(level) > best:
+        pytest.skip(f"this CPU has no {level}")
     code = (
         "from tests.support.attention_cases import Case, assert_close\n"
         "from slipstream.ops import native\n"
@@ -233,7 +295,8 @@ def test_every_instruction_set_equals_the_reference(level):
         # every place of a panel's last row against the keys' panels
         "    tails = [{'tail': n} for n in range(41, 47)]\n"
         "    for extra in ({}, {'window': 9, 'tail': 50}, {'candidates': True, 'sorted_times': "
-        "False}, *tails):\n"
+        "False}, {'functional': True}, {'functional': True, 'candidates': True, 'tail': 50}, "
+        "*tails):\n"
         "        for widths in ((25, 13), (16, 32)):\n"  # gradients in scratch, and in place
         "            sizes = {'key_width': widths[0], 'value_width': widths[1]}\n"
         "            assert_close(Case(lengths=(150, 0, 1, 65), operator=op, **sizes, **extra), "

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream.ops.attention import RelativeBias
 from tests.support.attention_cases import OPERATORS, Case, run
 
 SMALL = Case(
@@ -21,10 +20,12 @@ SMALL = Case(
 )
 
 
+@pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.parametrize("operator", ["hstu", "fuxi"])
 @pytest.mark.parametrize("tail", [None, 2])
-def test_gradients_are_those_of_finite_differences(operator, tail):
-    a = replace(SMALL, tail=tail).arguments()
+def test_gradients_are_those_of_finite_differences(operator, tail, functional):
+    case = replace(SMALL, tail=tail, functional=functional)
+    a = case.arguments()
     leaves = [a[name].double().requires_grad_() for name in ("q", "k", "v", "position", "time")]
 
     def call(q, k, v, position, time):
@@ -36,7 +37,7 @@ def test_gradients_are_those_of_finite_differences(operator, tail):
             a["k_offsets"],
             divisor=3.0,
             scale=0.7,
-            bias=RelativeBias(position, time),
+            bias=case.bias(position, time),
             timestamps_T=a["timestamps"],
             k_timestamps_S=a["k_timestamps"],
             num_candidates_B=a["candidates"].clamp(max=tail or 9),
@@ -45,6 +46,14 @@ def test_gradients_are_those_of_finite_differences(operator, tail):
         )
 
     assert torch.autograd.gradcheck(call, leaves)
+
+
+def by_time(case: Case, time: torch.Tensor, dt: int) -> float:
+    """The time bias of one gap in seconds: the formulas of buckets and of the function."""
+    if case.functional:
+        a, b, c = time.tolist()
+        return a * math.exp(-b * (dt / 86_400) ** c)
+    return float(time[min(math.floor(math.log(max(dt, 1)) / 0.301), case.buckets)])
 
 
 def pairwise(case: Case) -> torch.Tensor:
@@ -64,8 +73,9 @@ def pairwise(case: Case) -> torch.Tensor:
                 if case.window is not None and apart >= case.window:
                     continue
                 dt = abs(int(a["timestamps"][q0 + i]) - int(a["k_timestamps"][k0 + j]))
-                bucket = min(math.floor(math.log(max(dt, 1)) / 0.301), case.buckets)
-                bias = float(a["position"][min(apart, n - 1) + n - 1]) + float(a["time"][bucket])
+                bias = float(a["position"][min(apart, n - 1) + n - 1]) + by_time(
+                    case, a["time"], dt
+                )
                 for h in range(case.heads):
                     score = 0.4 * float(q[q0 + i, h] @ k[k0 + j, h]) + bias
                     out[q0 + i, h] += score / (1 + math.exp(-score)) / 25.0 * v[k0 + j, h]
@@ -73,7 +83,15 @@ def pairwise(case: Case) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "extra", [{}, {"tail": 5}, {"window": 4}, {"window": 3, "tail": 9, "sorted_times": False}]
+    "extra",
+    [
+        {},
+        {"tail": 5},
+        {"window": 4},
+        {"window": 3, "tail": 9, "sorted_times": False},
+        {"functional": True},
+        {"functional": True, "window": 3, "tail": 9, "sorted_times": False},
+    ],
 )
 def test_reference_equals_the_sum_over_pairs(extra):
     case = Case(lengths=(12, 0, 1, 9), positions=6, candidates=True, **extra)

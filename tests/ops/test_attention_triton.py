@@ -32,6 +32,9 @@ cases = [
     Case(lengths=(40, 9), window=1),
     Case(lengths=(35, 9, 0), candidates=True, sorted_times=False),
     Case(lengths=(40, 9), candidates=True, tail=33, window=12, seed=3),
+    Case(lengths=(33, 0, 1, 40), functional=True),
+    Case(lengths=(20, 3), functional=True, position=False, sorted_times=False),
+    Case(lengths=(40, 9), functional=True, candidates=True, tail=33, window=12),
 ]
 for operator in ("hstu", "fuxi"):
     for case in cases:

@@ -58,9 +58,12 @@ def good() -> dict:
         ("bias", torch.ones(5), TypeError, "RelativeBias"),
         ("bias", RelativeBias(torch.ones(4)), ValueError, "odd"),
         ("bias", RelativeBias(None, torch.ones(4000)), ValueError, "time table"),
+        ("bias", RelativeBias(decay_3=torch.ones(2)), ValueError, "a, b and c"),
+        ("bias", RelativeBias(None, torch.ones(4), torch.ones(3)), ValueError, "give one of them"),
+        ("bias", RelativeBias(decay_3=torch.ones(3).double()), TypeError, "same dtype"),
         ("timestamps_T", torch.arange(5), ValueError, "one entry per token"),
         ("timestamps_T", torch.arange(6) + 2**62, ValueError, "2\\^62"),
-        ("timestamps_T", None, ValueError, "required with a time table"),
+        ("timestamps_T", None, ValueError, "required with a time bias"),
         ("num_candidates_B", torch.tensor([3, 0]), ValueError, "between 0 and the number of keys"),
         ("num_candidates_B", torch.tensor([0]), ValueError, "one entry per sequence"),
         ("window", 0, ValueError, "at least 1"),
@@ -119,7 +122,8 @@ def spoilt(rng: random.Random) -> dict:
                 else spoil_integers(value, rng)
             )
         elif name == "bias":
-            tables = (spoil_floats(torch.ones(5), rng), spoil_floats(torch.ones(4), rng))
+            tables = [spoil_floats(torch.ones(n), rng) for n in (5, 4, 3)]
+            tables[rng.choice((1, 2))] = None  # one of the two kinds of time bias
             arguments[name] = RelativeBias(
                 *(table if rng.random() < 0.8 else None for table in tables)
             )

@@ -16,6 +16,7 @@ from benchmarks.chaos.course import supervised
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http.client import Client
 from slipstream.serving.http.messages import HistoryMessage
+from slipstream.serving.http.process import CANNOT_START
 from slipstream.serving.supervisor import Supervisor, make_shelf
 from tests.support.serving_fixtures import KEY, deployment, standin_plan, wait_until
 from tests.support.serving_stand_in import standin_scores
@@ -226,3 +227,15 @@ def test_the_shared_memory_of_a_killed_supervisor_is_removed():
     assert mine.exists() and again.exists() and not left.exists()
     mine.rmdir()
     again.rmdir()
+
+
+def test_an_instance_that_cannot_start_is_not_started_again(tmp_path: Path):
+    started = tmp_path / "started"
+    code = f"open({str(started)!r}, 'a').write('x'); raise SystemExit({CANNOT_START})"
+    supervisor = Supervisor(
+        standin_plan(tmp_path, instances=1, instance_command=(sys.executable, "-c", code)),
+        lambda _sentence: None,
+    )
+    with pytest.raises(SlipstreamError, match="i-0 cannot start; the error above says why"):
+        supervisor.run()
+    assert started.read_text() == "x"

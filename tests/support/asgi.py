@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 
 class Answer(NamedTuple):
@@ -32,7 +33,7 @@ async def ask(
         "http_version": "1.1",
         "method": method,
         "path": path,
-        "raw_path": path.encode(),
+        "raw_path": quote(path).encode(),
         "query_string": query.encode(),
         "root_path": "",
         "scheme": "http",

@@ -19,6 +19,7 @@ class Case:
     value_width: int = 8
     position: bool = True
     time: bool = True
+    functional: bool = False  # the time bias is a function of the gap, not a table
     positions: int = 40  # reach of the position table; longer distances share its end
     buckets: int = 20
     candidates: bool = False
@@ -27,6 +28,15 @@ class Case:
     contiguous: bool = True
     operator: str = "hstu"
     seed: int = 0
+
+    def time_parameters(self, g: torch.Generator) -> torch.Tensor:
+        """The table of buckets, or a, b and c of the function, neither slow nor fast."""
+        if not self.functional:
+            return torch.randn(self.buckets + 1, generator=g)
+        return torch.rand(3, generator=g) * torch.tensor([2.0, 2.0, 0.9]) + 0.1
+
+    def bias(self, position: torch.Tensor | None, time: torch.Tensor | None) -> RelativeBias:
+        return RelativeBias(position, **{"decay_3" if self.functional else "time_W": time})
 
     def arguments(self) -> dict:
         g = torch.Generator().manual_seed(self.seed)
@@ -46,7 +56,7 @@ class Case:
             "k": torch.randn(int(k_offsets[-1]), self.heads, self.key_width, generator=g),
             "v": torch.randn(int(k_offsets[-1]), self.heads, self.value_width, generator=g),
             "position": torch.randn(2 * self.positions - 1, generator=g) if self.position else None,
-            "time": torch.randn(self.buckets + 1, generator=g) if self.time else None,
+            "time": self.time_parameters(g) if self.time else None,
             "q_offsets": q_offsets,
             "k_offsets": k_offsets,
             "timestamps": torch.cat([empty, *tails]),
@@ -82,7 +92,7 @@ def run(case: Case, backend: str, dtype: torch.dtype = torch.float32) -> list[to
         a["k_offsets"] if case.tail is not None else None,
         divisor=25.0,
         scale=0.4,
-        bias=RelativeBias(leaves.get("position"), leaves.get("time"))
+        bias=case.bias(leaves.get("position"), leaves.get("time"))
         if case.position or case.time
         else None,
         timestamps_T=a["timestamps"] if case.time else None,

@@ -30,6 +30,7 @@ def bias_maps(layer, times, looks_from):
         torch.zeros(size, size, dtype=torch.float64),
     )
     position_P, time_W = layer.relative.position_P, layer.relative.time_W
+    decay_3 = layer.relative.decay_3
     for i in range(size):
         for j in range(size):
             if position_P is not None:
@@ -37,6 +38,10 @@ def bias_maps(layer, times, looks_from):
             if time_W is not None:
                 distance = max(abs(looks_from[i] - times[j]), 1)
                 time[i, j] = time_W[min(math.floor(math.log(distance) / 0.301), len(time_W) - 1)]
+            if decay_3 is not None:
+                a, log_b, logit_c = decay_3.tolist()
+                days = abs(looks_from[i] - times[j]) / 86_400
+                time[i, j] = a * math.exp(-math.exp(log_b) * days ** (1 / (1 + math.exp(-logit_c))))
     return position, time
 
 
@@ -129,12 +134,17 @@ def check_formula(kind, settings, position_embedding, dropout_seed):
             )
 
 
-def check_time_bias(kind):
+def check_time_bias(kind, **settings):
     """Own and next time differ only in the time from which a token looks back."""
-    own, following, blind = (model(kind, time_bias=bias) for bias in ("own", "next", "none"))
+    own, following = (model(kind, time_bias=bias, **settings) for bias in ("own", "next"))
+    blind = model(kind, time_bias="none")
     following.load_state_dict(own.state_dict())
     blind.load_state_dict(
-        {name: value for name, value in own.state_dict().items() if not name.endswith("time_W")}
+        {
+            name: value
+            for name, value in own.state_dict().items()
+            if not name.endswith(("time_W", "decay_3"))
+        }
     )
     batch = given([6])
     outs = [net(batch) for net in (own, following, blind)]

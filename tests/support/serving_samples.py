@@ -37,7 +37,8 @@ def engine(
         model["time_buckets"] = 64
     if kind == "sasrec":
         model.pop("divisor")
-    path = directory / f"{kind}-{task}-{time_bias}-{model['max_len']}-{model['blocks']}"
+    sizes = f"{model['max_len']}-{model['blocks']}-{model.get('time_encoding')}"
+    path = directory / f"{kind}-{task}-{time_bias}-{sizes}"
     features = {"item_features": {"genre": 7}, "user_features": {"age": 4}}
     random_bundle(
         path, model, task=task, num_items=ITEMS, first_id=FIRST_ID, noise=0.05, **features

@@ -19,7 +19,7 @@ SECRET = b"a secret of sixteen bytes or more"
 async def opened_service(tmp_path: Path, **settings: Any) -> AsyncIterator[InstanceService]:
     """A service with a SQLite store; `tmp_path / "version"` is its bundle's version."""
     (tmp_path / "version").write_text("v1")
-    store = open_history_store(f"sqlite:{tmp_path / 'history.db'}", ("click",))
+    store = open_history_store(f"sqlite:{tmp_path / 'history.db'}")
 
     def open_instance(current: Any) -> Any:
         version = (tmp_path / "version").read_text()

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.history.user_history import History
+from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.http.instance_app import read_settings, serve_instance
+from slipstream.serving.id_arrays import as_numbers, id_array
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 NUM_ITEMS = 100_000
@@ -35,6 +37,31 @@ def standin_scores(
     return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 
+class StandInItems:
+    """A catalogue whose items are 0 to NUM_ITEMS - 1, each its own row, called `item N`."""
+
+    def find(self, items: Any) -> np.ndarray:
+        numbers, valid = as_numbers(id_array(items))
+        return np.where(valid & (numbers >= 0) & (numbers < NUM_ITEMS), numbers, -1)
+
+    def contains(self, items: Any) -> np.ndarray:
+        return self.find(items) >= 0
+
+    def canonical(self, items: Any) -> np.ndarray:
+        return as_numbers(id_array(items))[0]
+
+    def originals(self, rows: np.ndarray) -> list[int]:
+        return rows.tolist()
+
+    def titles(self, items: Any) -> list[str | None]:
+        return [f"item {item}" if item % 2 else None for item in items]
+
+    def shown(self, names: list[str], items: Any) -> dict[str, list[Any]]:
+        if set(names) - {"parity"}:
+            raise BadRequest("no item feature of this bundle (known: parity)")
+        return {"parity": [item % 2 for item in items]}
+
+
 class StandInInstance:
     """Remembers what it pre-inferred and takes `rank_ms` for a ranking.
 
@@ -43,13 +70,23 @@ class StandInInstance:
 
     max_len = MAX_LEN
     tasks = ("score",)
+    actions = ("click",)
+    timed = True
     backlog = 0
 
-    def __init__(self, bundle: Path, rank_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        rank_ms: float = 0.0,
+        repeat: str = "exclude",
+        window: str = "stepped",
+    ) -> None:
         self.version = (bundle / "version").read_text().strip()
+        self.items, self.rules = StandInItems(), ServingRules(repeat == "exclude", window, MAX_LEN)
         self._rank_ms = rank_ms
         self._kept: set[tuple[str, int]] = set()
         self._running = 0
+        self.request_times: list[int | None] = []
         self.closed = False
 
     async def preinfer(self, user: str, history: History, *, rank_in: float | None) -> Any:
@@ -66,6 +103,7 @@ class StandInInstance:
         recent: History | None,
         deadline: float,
         allow_truncate: bool,
+        request_time: int | None = None,
     ) -> Any:
         assert not self.closed, "a closed instance was used"
         if user.startswith("full"):
@@ -73,8 +111,7 @@ class StandInInstance:
         if user.startswith("crash"):
             raise RuntimeError("secret detail")
         self._check(history)
-        if max(candidates) >= NUM_ITEMS:
-            raise BadRequest("an item is not in this catalogue")
+        self.request_times.append(request_time)
         self._running += 1
         try:
             await asyncio.sleep(self._rank_ms / 1000)
@@ -92,17 +129,26 @@ class StandInInstance:
         )
 
     async def retrieve(
-        self, history: History, k: int, *, deadline: float
+        self,
+        history: History,
+        k: int,
+        *,
+        deadline: float,
+        request_time: int | None,
+        exclude_seen: bool,
+        exclude: np.ndarray,
     ) -> list[tuple[int, float]]:
         self._check(history)
+        self.request_times.append(request_time)
+        items = np.setdiff1d(np.arange(k + 10 + len(exclude)), exclude)[: k + 10].tolist()
         scores = standin_scores(
-            history.items.tolist(), history.timestamps.tolist(), list(range(k + 10)), self.version
+            history.items.tolist(), history.timestamps.tolist(), items, self.version
         )
-        order = sorted(range(len(scores)), key=lambda item: -scores[item])[:k]
-        return [(item, scores[item]) for item in order]
+        order = sorted(range(len(scores)), key=lambda place: -scores[place])[:k]
+        return [(items[place], scores[place]) for place in order]
 
-    def known_items(self, items: np.ndarray) -> np.ndarray:
-        return items < NUM_ITEMS
+    async def forget(self, user: str, deadline: float) -> None:
+        self._kept = {kept for kept in self._kept if kept[0] != user}
 
     def stats(self) -> dict[str, float]:
         return {"running": float(self._running), "kept": float(len(self._kept))}
@@ -117,10 +163,7 @@ class StandInInstance:
     discard = close
 
     def _check(self, history: History) -> None:
-        if not self.known_items(history.items).all():
-            raise BadRequest("an item is not in this catalogue")
-        if len(history.items) > MAX_LEN:
-            raise BadRequest("the history is too long")
+        assert self.items.contains(history.items).all() and len(history.items) <= MAX_LEN
 
 
 def main(argument: str) -> None:
@@ -129,7 +172,7 @@ def main(argument: str) -> None:
     def open_instance(_current: object) -> Any:
         return StandInInstance(Path(settings.bundle), **settings.model)
 
-    serve_instance(settings, open_instance, ("click",))
+    serve_instance(settings, open_instance)
 
 
 if __name__ == "__main__":

@@ -178,6 +178,7 @@ def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
         supervised_T=tokens(batch.supervised_T),
         actions={name: tokens(value) for name, value in batch.actions.items()},
         user_features={name: value[users] for name, value in batch.user_features.items()},
+        global_targets_P=batch.global_targets_P,
     )
 
 

@@ -50,13 +50,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, floa
     return json.loads(capsys.readouterr().out)["figures"]
 
 
-ALLOW = pytest.param(
-    ("--repeat", "allow"),
-    marks=pytest.mark.xfail(reason="retrieval leaves seen items out even with keep_seen"),
-)
-
-
-@pytest.mark.parametrize("repeat", [(), ALLOW, ("--repeat", "exclude")])
+@pytest.mark.parametrize("repeat", [(), ("--repeat", "allow"), ("--repeat", "exclude")])
 def test_a_server_has_the_figures_of_the_offline_evaluation(
     workplace: Path,
     url: str,

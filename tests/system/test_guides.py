@@ -19,6 +19,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.support.shop_log import write_shop
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "README.md",
@@ -64,6 +66,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_log(place / "clicks.parquet", ("uid", "sku", "ts"))
     names = ("user_id", "item_id", "timestamp")
     write_log(place / "views.csv", names, is_click="0/1", long_view="0/1")
+    write_shop(place)  # events.csv and items.csv
     run("slipstream data prepare ratings.csv --out data/ml-1m", place)
     run(words("slipstream train recipes/ml-1m-hstu.yaml", place), place)
     return place

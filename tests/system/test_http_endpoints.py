@@ -130,9 +130,12 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
             client.events("anno ü", [8], **sent)
         assert refused.value.status == 409
     assert client.events("anno ü", [8], [21], after=2).behaviours == 3
-    with pytest.raises(RefusalError, match="not one this model knows") as refused:
-        client.events("anno ü", [8], [22], actions={"purchase": [1.0]})
-    assert refused.value.status == 409
+    with pytest.raises(RefusalError, match="looks like milliseconds") as refused:
+        client.events("anno ü", [8], [1_710_000_000_000])
+    assert refused.value.status == 400
+    # An action this model does not read is kept for one that does.
+    assert client.events("anno ü", [8], [22], actions={"purchase": [1.0]}).behaviours == 4
+    assert client.user("anno ü", 1).recent.actions["purchase"] == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +148,12 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
         ("/v1/rank", b'{"user": "u"}', 400, "candidates"),
         ("/v1/rank", b'{"user": "", "candidates": [1]}', 400, "length"),
         ("/v1/rank", b'{"user": "u", "candidates": []}', 400, "length"),
-        (
-            "/v1/rank",
-            b'{"user": "u", "candidates": [-1], "history": {"items": [], "timestamps": []}}',
-            400,
-            ">= 0",
-        ),
+        ("/v1/rank", b"", 400, "no body; send json like"),
+        ("/v1/events", b"", 400, '"items": [2858, 1196]'),
+        ("/admin/reload", b"", 400, "no body"),
+        ("/v1/rank", b'{"user": "u", "candidates": [""]}', 400, "length"),
+        ("/v1/events", b'{"user": "u", "items": [1], "timestamps": [1700000000000]}', 400, "milli"),
+        ("/v1/rank", b'{"user": "recent", "candidates": [1], "show": ["x"]}', 400, "known: parity"),
         ("/v1/rank", b'{"user": "u", "candidates": [1.5]}', 400, "int"),
         ("/v1/rank", b'{"user": "u", "candidates": [NaN]}', 400, "invalid"),
         ("/v1/rank", b'{"user": "u", "candidates": [9223372036854775808]}', 400, "<="),
@@ -166,13 +169,6 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
             b'{"user": "u", "candidates": [1], "history": {"items": [1, 2], "timestamps": [2, 1]}}',
             400,
             "oldest first",
-        ),
-        (
-            "/v1/rank",
-            b'{"user": "u", "candidates": [999999999], "history": {"items": [1], "timestamps": '
-            b"[1]}}",
-            400,
-            "catalogue",
         ),
         ("/v1/rank", b'{"user": "never seen", "candidates": [1]}', 404, "nothing is stored"),
         ("/v1/rank", b'{"user": "u", "candidates": [' + b"1," * 999_999 + b"1]}", 400, "length"),
@@ -211,6 +207,23 @@ def test_bad_requests_are_refused_with_a_reason(
     code, problem, _ = post(served.url + path, body)
     assert code == status, problem
     assert says in problem["detail"].lower(), problem
+
+
+@pytest.mark.parametrize("user", ["a/b", "ü ö", "a%2Fb", "..", "x/", "?&#", "line\nbreak"])
+def test_a_user_of_any_name_is_stored_read_and_deleted(client: Client, user: str):
+    assert client.events(user, [5, "6"], [10, 20]).behaviours == 2
+    assert client.user(user).recent.items == [5, 6]
+    assert client.rank(user, [1]).scores["score"] == standin_scores([5, 6], [10, 20], [1])
+    assert (client.delete(user).deleted, client.delete(user).deleted) == (2, 0)
+    with pytest.raises(RefusalError, match="nothing is stored"):
+        client.user(user)
+
+
+def test_unknown_candidates_are_reported_through_the_router(client: Client):
+    answer = client.rank("u", [3, 10**15, -1, "SKU/1", "4"], HISTORY, titles=True)
+    assert (answer.items, answer.unknown) == ([3, 4], [10**15, -1, "SKU/1"])
+    assert answer.titles == ["item 3", None]
+    assert client.rank("u", ["SKU/1"], HISTORY).scores == {"score": []}
 
 
 def test_tickets_of_others_and_old_ones_are_refused(served: Supervisor, client: Client):

@@ -57,6 +57,18 @@ def check_operators(folder: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-3000:]
 
 
+def status_of(folder: Path) -> str:
+    """Return how the kernels of a folder describe themselves."""
+    words = "from slipstream.ops import native; print(native.status())"
+    return subprocess.run(
+        [sys.executable, "-c", words],
+        env=os.environ | {"SLIPSTREAM_NATIVE_DIR": str(folder), "SLIPSTREAM_NATIVE_LEVEL": LEVEL},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
 def test_clang_without_openmp_builds_exact_kernels_of_one_thread(tmp_path):
     compiler = tmp_path / "clang-of-a-mac"
     compiler.write_text(REFUSES_OPENMP)
@@ -64,6 +76,7 @@ def test_clang_without_openmp_builds_exact_kernels_of_one_thread(tmp_path):
     folder, said = build_kernels(tmp_path, str(compiler))
     assert list(folder.glob(f"_native_{LEVEL}.*so"))
     assert "one thread" in said and "slower" in said
+    assert "one thread (without OpenMP)" in status_of(folder)
     check_operators(folder)
 
 
@@ -73,4 +86,5 @@ def test_clang_with_openmp_builds_exact_kernels(tmp_path):
     assert list(folder.glob(f"_native_{LEVEL}.*so"))
     if "one thread" in said:
         pytest.skip("clang++ has no OpenMP here: libomp is not installed")
+    assert "one thread" not in status_of(folder)
     check_operators(folder)

@@ -3,6 +3,7 @@ the same.
 """
 
 import json
+import os
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -293,3 +294,51 @@ def test_rows_move_between_tiers_through_a_checkpoint(saved):
         run_ranks(2, f"{__name__}:through_tiers", saved / "tiers", scratch=str(saved))
         == [[True] * 3] * 2
     )
+
+
+ADMITTING = {"tier": "hashed", "admit_after": 2, "max_rows": 160}
+
+
+def save_admission(rank, world, scratch):
+    """Two ranks train a table that admits late and evicts, and save; returns what each holds."""
+    ranks = arrange("auto", timedelta(seconds=60))
+    store = SequenceStore.open(Path(scratch) / "large")
+    session = Session(store, small_recipe(tables=ADMITTING), torch.float64, ranks).train(6)
+    table, flushed, fsync = session.recommender.tables["item"], [], os.fsync
+    os.fsync = lambda descriptor: (flushed.append(descriptor), fsync(descriptor))[1]
+    try:
+        checkpoints = Path(scratch) / "admission"
+        save_checkpoint(checkpoints, 6, session.recommender, session.optimizer, {}, ranks=ranks)
+    finally:
+        os.fsync = fsync
+    return [held(table), table.max_rows, len(flushed)]
+
+
+def held(table) -> dict[str, list[int]]:
+    """Ids with a row and the step that last trained each, ids that wait and their sightings."""
+    rows = [(keys_U, rows.state["tier.seen"]) for keys_U, rows in table.touched()]
+    waiting = table.admission()
+    return {
+        "ids": torch.cat([keys for keys, _ in rows]).tolist(),
+        "seen": torch.cat([seen for _, seen in rows]).tolist(),
+        "waiting": waiting["candidates"].tolist(),
+        "sightings": waiting["candidate_sightings"].tolist(),
+        "clock": [int(waiting["clock"])],
+    }
+
+
+def test_ids_that_wait_for_a_row_and_every_row_come_back_on_fewer_ranks(scratch):
+    small_store(scratch / "large", users=40, items=300)
+    found = run_ranks(2, f"{__name__}:save_admission", scratch / "ranks", scratch=str(scratch))
+    assert [limit for _, limit, _ in found] == [80, 80]  # of 160
+    assert all(flushed >= 2 for _, _, flushed in found)  # each rank flushes its own files
+    alone = Session(
+        SequenceStore.open(scratch / "large"), small_recipe(tables=ADMITTING), torch.float64, ALONE
+    )
+    load_checkpoint(latest(scratch / "admission"), alone.recommender, alone.optimizer)
+    mine = held(alone.recommender.tables["item"])
+    for ids, about in (("ids", "seen"), ("waiting", "sightings")):
+        saved = {k: v for part, *_ in found for k, v in zip(part[ids], part[about], strict=True)}
+        assert len(saved) > 5
+        assert saved == dict(zip(mine[ids], mine[about], strict=True))
+    assert mine["clock"] == found[0][0]["clock"]

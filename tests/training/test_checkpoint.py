@@ -4,10 +4,11 @@ import json
 import resource
 
 import pytest
+import torch
 
 from slipstream.errors import SlipstreamError
 from slipstream.training import checkpoint
-from slipstream.training.run import train
+from slipstream.training.run import open_run, train
 from tests.support.training_fixtures import same_tensors, saved_tensors, small_recipe, small_store
 
 
@@ -62,3 +63,25 @@ def test_a_full_disk_leaves_the_old_checkpoint_loadable(store, tmp_path):
     assert (
         train(small_recipe(train={"max_steps": 4}), store, tmp_path / "run", quiet=True).step == 4
     )
+
+
+@pytest.mark.parametrize("directory", [None, "rows"])
+def test_ids_that_wait_for_a_row_are_remembered_by_a_resumed_run(tmp_path, directory):
+    store = small_store(tmp_path / "store", users=40, items=300)
+
+    def recipe(steps, name):
+        place = None if directory is None else str(tmp_path / name / directory)
+        tables = {"tier": "hashed", "admit_after": 3, "directory": place}
+        return small_recipe(tables=tables, train={"max_steps": steps, "epochs": 9})
+
+    train(recipe(12, "whole"), store, tmp_path / "whole", quiet=True)
+    for steps in (5, 12):
+        train(recipe(steps, "resumed"), store, tmp_path / "resumed", quiet=True)
+    whole, resumed = (
+        open_run(tmp_path / name, store, which="last")[2] for name in ("whole", "resumed")
+    )
+    assert torch.equal(whole.catalogue_ND(), resumed.catalogue_ND())
+    left, right = (ours.tables["item"].admission() for ours in (whole, resumed))
+    assert left["candidates"].numel() > 0
+    for name, value in left.items():
+        assert torch.equal(value.sort()[0], right[name].sort()[0])

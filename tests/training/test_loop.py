@@ -1,6 +1,7 @@
 """The loop between steps: its length, evaluations, early stopping, and what it maximises."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -77,6 +78,19 @@ def test_early_stopping_keeps_the_best_weights(store, tmp_path):
     assert torch.equal(newest.tables["item"].weights_ND, last["tables/item/weights"])
     again = train(recipe, store, tmp_path / "run", evaluate=growing([9.0]), quiet=True)
     assert (again.status, again.step) == ("stopped early", result.step)
+
+
+def test_a_metric_that_is_no_number_is_never_the_best(store, tmp_path):
+    figures = iter([math.nan, 0.1, math.nan, 0.3])
+    result = train(
+        small_recipe(train={"epochs": 4, "evaluate_every": 1}),
+        store,
+        tmp_path / "run",
+        evaluate=lambda *_: {"HR@10": next(figures), "NDCG@10": 0.0},
+        quiet=True,
+    )
+    assert result.metrics["HR@10"] == 0.3
+    assert result.best_step == result.step
 
 
 def test_a_loss_that_is_no_number_stops_the_run(store, tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from slipstream.data.sampler import TrainingSampler
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
@@ -11,7 +10,9 @@ from slipstream.pipeline.schedule import make_schedule
 from slipstream.training.loop import train_step
 from slipstream.training.negative_plan import share_groups
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
+from slipstream.training.run import make_sampler
 from slipstream.training.scheduled import RecommenderWork
 from tests.support.training_fixtures import (
     loss_of,
@@ -33,9 +34,7 @@ def recommender(store, **loss):
         sampler={"batch_size": 6},
         tables={"optimizer": "rowwise_adagrad"},
     )
-    return Recommender.build(recipe, store, dtype=torch.float64), TrainingSampler(
-        store, recipe.sampler, split=recipe.split, seed=1
-    )
+    return Recommender.build(recipe, store, dtype=torch.float64), make_sampler(recipe, store, ALONE)
 
 
 def test_groups_are_a_seeded_permutation_within_each_segment():
@@ -106,6 +105,8 @@ def test_sharing_looks_up_nothing_more(store, k, within):
         {"share": 3},
         {"kind": "sequence_softmax"},
         {"kind": "sequence_softmax", "sampling": "popularity"},
+        {"sampling": "in_batch"},
+        {"sampling": "mixed", "kind": "shared_softmax"},
     ],
 )
 def test_cutting_a_batch_does_not_change_what_stays_within_sequences(store, options):
@@ -119,17 +120,27 @@ def test_cutting_a_batch_does_not_change_what_stays_within_sequences(store, opti
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"share": 3, "share_within": "batch"},
-        {"sampling": "in_batch"},
-        {"sampling": "mixed", "kind": "shared_softmax"},
-    ],
+    [{"sampling": "in_batch"}, {"sampling": "mixed", "mixed_share": 0.3}, {"share": 3}],
 )
-def test_what_mixes_samples_says_so_and_a_cutting_schedule_refuses_it(store, options):
+def test_the_objective_does_not_depend_on_the_number_of_ranks(store, options):
     ours, sampler = recommender(store, **options)
-    key = (
-        "loss.share_within=batch" if "share" in options else f"loss.sampling={options['sampling']}"
-    )
+    whole = loss_of(ours, sampler.next_batch(), 4)
+    parts = []
+    for rank in range(3):
+        part = make_sampler(ours.recipe, store, Ranks(rank, 3)).next_batch()
+        parts.append(loss_of(ours, part, 4))
+    assert torch.allclose(whole, sum(parts), rtol=1e-12)
+
+
+def test_groups_over_a_batch_are_refused_on_several_ranks(store):
+    ours, _ = recommender(store, share=3, share_within="batch")
+    with pytest.raises(SlipstreamError, match=r"share_within=batch.*number of ranks; use"):
+        Recommender.build(ours.recipe, store, ranks=Ranks(0, 2))
+
+
+def test_what_mixes_samples_says_so_and_a_cutting_schedule_refuses_it(store):
+    ours, sampler = recommender(store, share=3, share_within="batch")
+    key = "loss.share_within=batch"
     assert ours.mixes_samples == key
     batch = sampler.next_batch()
     whole = loss_of(ours, batch, 4)
@@ -173,7 +184,7 @@ def test_every_option_learns(store, options):
     )
     ours, sampler = (
         Recommender.build(recipe, store),
-        TrainingSampler(store, recipe.sampler, split=recipe.split, seed=1),
+        make_sampler(recipe, store, ALONE),
     )
     optimizer, batch = make_adamw(ours.model, recipe.optimizer), sampler.next_batch()
     losses = [train_step(ours, optimizer, batch, 0, 100).loss_sum for _ in range(15)]
@@ -194,9 +205,7 @@ def test_only_valid_positions_have_negatives(tmp_path):
     """Ids are drawn for the supervised tokens of the jagged batch, never for padding."""
     store = small_store(tmp_path, users=9)
     ours = Recommender.build(small_recipe(sampler={"batch_size": 9}), store)
-    batch = TrainingSampler(
-        store, ours.recipe.sampler, seed=1, split=ours.recipe.split
-    ).next_batch()
+    batch = make_sampler(ours.recipe, store, ALONE).next_batch()
     plan = ours.plan_step(batch, 0)
     valid = int((batch.next_items_T >= 0).sum())
     padded = batch.num_users * int(batch.lengths_B.max())

@@ -31,7 +31,7 @@ DIGESTS = [
             "tables": {"rule": "rowwise_adagrad", "tier": "hashed", "max_rows": 9},
             "train": {"schedule": "nested", "micro_batches": 4},
         },
-        "13a9c0f52581ac2a7e8e4e8c07dc783f1935603bcc889c7d36d25b2280b61565",
+        "69c2dd202a7043d43fa2bbf19b13d5b8ef87c60097d70076a86d99589371c68e",
         "77124e6fce5638d282a2995d40ecb65485d80471d53494c866fb6368b3510f88",
     ),
     (
@@ -151,6 +151,14 @@ def test_recipes_refuse_what_they_do_not_know(changes, sentence):
 def test_bookkeeping_is_not_part_of_what_is_trained():
     assert trained_digest(small_recipe(train={"keep_last": 5})) == trained_digest(small_recipe())
     assert trained_digest(small_recipe(optimizer={"lr": 0.5})) != trained_digest(small_recipe())
+    for elsewhere in ({"threads": 3}, {"device": "cuda"}, {"schedule": "nested"}):
+        assert trained_digest(small_recipe(train=elsewhere)) == trained_digest(small_recipe())
+    stale = small_recipe(train={"schedule": "semi_async"})
+    assert trained_digest(stale) != trained_digest(small_recipe())
+    averaged = {"replicas": "averaged", "average_every": 4, "optimizer": "rowwise_adam"}
+    assert trained_digest(
+        small_recipe(tables=averaged, train={"checkpoint_every": 7})
+    ) != trained_digest(small_recipe(tables=averaged))
     cosine = {"optimizer": {"decay": "cosine"}}
     assert trained_digest(small_recipe(**cosine, train={"epochs": 3})) != trained_digest(
         small_recipe(**cosine)

@@ -47,7 +47,13 @@ RANKING = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"model": {"kind": "fuxi"}, "tables": {"optimizer": "adamw"}}, RANKING]
+    "changes",
+    [
+        {},
+        {"model": {"kind": "fuxi"}, "tables": {"optimizer": "adamw"}},
+        {"model": {"kind": "fuxi", "time_encoding": "functional"}},
+        RANKING,
+    ],
 )
 def test_a_lengthened_run_ends_where_the_long_run_ends(store, tmp_path, changes):
     short, long = (
@@ -58,6 +64,16 @@ def test_a_lengthened_run_ends_where_the_long_run_ends(store, tmp_path, changes)
     assert train(long, store, tmp_path / "in two", quiet=True).step == 9
     assert same_tensors(saved_tensors(tmp_path / "at once"), saved_tensors(tmp_path / "in two"))
     assert logged_losses(tmp_path / "at once") == logged_losses(tmp_path / "in two")
+
+
+def test_a_functional_time_encoding_trains(store, tmp_path):
+    model = {"kind": "fuxi", "time_encoding": "functional", "dropout": 0.0, "input_dropout": 0.0}
+    recipe = small_recipe(model=model, optimizer={"lr": 1e-2}, train={"epochs": 40, "log_every": 1})
+    train(recipe, store, tmp_path / "run", quiet=True)
+    losses = [loss for _, loss in logged_losses(tmp_path / "run")]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    found = saved_tensors(tmp_path / "run")["model/backbone.layers.0.relative.decay_3"]
+    assert ((found - torch.tensor([0.02, 0.0, -1.0986])).abs() > 1e-3).all()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -23,6 +23,7 @@ def test_recipes_ship():
         "ml-1m-hstu",
         "ml-1m-hstu-full",
         "ml-1m-fuxi",
+        "ml-1m-fuxi-functional",
         "ml-1m-sasrec",
         "kuairand-pure-ranking",
         "demo",

@@ -60,10 +60,12 @@ def write_log(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def ingest_slipstream(log: Path, out: Path) -> int:
-    """Prepare the log as `slipstream data prepare` does; returns its behaviours."""
-    return prepare(
-        log, out, Choices(columns=Columns("user_id", "item_id", "timestamp", ACTIONS))
-    ).num_behaviours
+    """Prepare the log as `slipstream data prepare` does; returns its behaviours.
+
+    Exact duplicates are kept, as the plain way keeps them.
+    """
+    columns = Columns("user_id", "item_id", "timestamp", ACTIONS)
+    return prepare(log, out, Choices(columns=columns, duplicates="keep")).num_behaviours
 
 
 def ingest_in_memory(log: Path, out: Path) -> int:

@@ -34,19 +34,27 @@ class AttentionProblem:
         )
         self.position = torch.randn(2 * REACH - 1, generator=g).requires_grad_()
         self.time = torch.randn(BUCKETS + 1, generator=g).requires_grad_()
+        self.decay = torch.tensor([1.0, 1.0, 0.25]).requires_grad_()
         gaps = (torch.randn(tokens, generator=g) * 3 + 5).clamp(0, 14).exp().long()
         self.times_T = gaps.cumsum(0) + 10**9
         self.grad = torch.randn(tokens, heads, width, generator=g)
         n = self.lengths.double()
         self.flops = 3.0 * float((n * (n + 1)).sum()) * heads * 2 * width
 
-    def leaves(self, bias: bool) -> list[torch.Tensor]:
+    def leaves(self, bias: bool, functional: bool = False) -> list[torch.Tensor]:
         """Return the tensors whose gradients are computed."""
-        return [self.q, self.k, self.v, *([self.position, self.time] if bias else [])]
+        time = self.decay if functional else self.time
+        return [self.q, self.k, self.v, *([self.position, time] if bias else [])]
 
-    def ours(self, bias: bool, fuxi: bool = False) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """Return a step of our operator: forward, then backward to the leaves."""
-        tables = RelativeBias(self.position, self.time) if bias else None
+    def ours(
+        self, bias: bool, fuxi: bool = False, functional: bool = False
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """Return a step of our operator: forward, then backward to the leaves.
+
+        The time bias goes by buckets or, with `functional`, is a function of the gap.
+        """
+        time = {"decay_3": self.decay} if functional else {"time_W": self.time}
+        tables = RelativeBias(self.position, **time) if bias else None
         grad = torch.stack([self.grad] * 3, dim=1) if fuxi else self.grad
 
         def step() -> tuple[torch.Tensor, ...]:
@@ -60,7 +68,7 @@ class AttentionProblem:
                 bias=tables,
                 timestamps_T=self.times_T,
             )
-            return torch.autograd.grad(out, self.leaves(bias), grad)
+            return torch.autograd.grad(out, self.leaves(bias, functional), grad)
 
         return step
 
@@ -136,14 +144,15 @@ def _shape_rows(heads: int, width: int, sequences: int, repeats: int) -> list[ha
         "bias": problem.ours(True),
         "no bias": problem.ours(False),
         "fuxi": problem.ours(True, fuxi=True),
+        "fuxi functional": problem.ours(True, fuxi=True, functional=True),
     }
     samples = harness.interleave(variants, repeats=repeats, warm_up=2)
     peak = multiply_flops / harness.median(samples["peak"])
     rows = []
-    for name in ("bias", "no bias", "fuxi"):
+    for name in ("bias", "no bias", "fuxi", "fuxi functional"):
         seconds = harness.median(samples[name])
         # FuXi adds two products with the values: 2 more widths on top of dqk + dv
-        flops = problem.flops * (2 if name == "fuxi" else 1)
+        flops = problem.flops * (2 if name.startswith("fuxi") else 1)
         rows.append(
             {
                 "variant": f"{heads}x{width} {name}",

@@ -30,12 +30,12 @@ COMMANDS = {
         (
             "evaluate",
             "run_commands:evaluate",
-            "Evaluate a run: the whole catalogue ranked, seen items filtered, ties averaged.",
+            "Evaluate a run: the whole catalogue ranked, ties averaged, popularity beside it.",
         ),
         (
             "recommend",
             "run_commands:recommend",
-            "Recommend unseen items to a user, next to the history the model saw.",
+            "Recommend items to a user, next to the history the model saw.",
         ),
         (
             "export",
@@ -62,6 +62,11 @@ COMMANDS = {
             "serve",
             "serving_commands:serve",
             "Serve a bundle over HTTP: instances behind a router.",
+        ),
+        (
+            "history",
+            "history_commands:history",
+            "Fill a history store from prepared data, export it, and forget users.",
         ),
         ("client", "serving_commands:client", "Ask a running server (`slipstream serve`)."),
         (

@@ -87,15 +87,11 @@ class HeldOutRequests:
         end = int(store.offsets_U1[user]) + known
         log = slice(end - min(known, MAX_BEHAVIOURS), end)
         history = HistoryMessage(
-            [store.items.id(row) for row in store.items_N[log].tolist()],  # type: ignore[misc]
+            [store.items.id(row) for row in store.items_N[log].tolist()],
             store.timestamps_N[log].tolist(),
             {name: values_N[log].tolist() for name, values_N in store.actions.items()},
         )
-        features = {
-            name: int(store.user_features[name].codes[user])
-            for name in self._recipe.user_features
-            if getattr(store.user_features[name], "kind", "category") == "category"
-        }
+        features = {name: store.user_features[name].at(user) for name in self._recipe.user_features}
         more = {"request_time": int(self.held_out.times_S[place])} if self._with_time else {}
         return str(store.users.id(user)), {
             "history": history,

@@ -4,18 +4,22 @@ Touch this when the server or the client gets another flag; the work is in servi
 """
 
 import importlib.util
+import json
 import os
 import signal
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
+    from slipstream.serving.http import messages
     from slipstream.serving.http.client import Client
 
 KEY_VARIABLE = "SLIPSTREAM_API_KEY"
@@ -27,8 +31,25 @@ client = typer.Typer(
 )
 
 Url = Annotated[str, typer.Option(help="Where the server is.", envvar="SLIPSTREAM_URL")]
-Items = Annotated[str, typer.Argument(help="Item ids, separated by commas.", show_default=False)]
+LIST = 'separated by commas, or as JSON: ["a,b"]'
+Items = Annotated[str, typer.Argument(help=f"Item ids, {LIST}.", show_default=False)]
 User = Annotated[str, typer.Argument(help="The user's id.", show_default=False)]
+Sent = Annotated[
+    str,
+    typer.Option(
+        "--history",
+        help=f"The user's items, oldest first, instead of the stored ones; {LIST}.",
+        show_default=False,
+    ),
+]
+Times = Annotated[str, typer.Option(help="Seconds since 1970, one per item; now unless given.")]
+Actions = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=V1,V2,…: one value per item. May be given several times."),
+]
+Titles = Annotated[bool, typer.Option("--titles", help="Show the items' titles.")]
+Show = Annotated[str, typer.Option(help="Item features to show, separated by commas.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -91,6 +112,7 @@ def serve(
     Example: slipstream serve bundles/ml-1m --instances 2
     """
     _needs_extra()
+    from slipstream.serving.start_checks import check_bundle, check_history
     from slipstream.serving.supervisor import DeploymentConfig, Supervisor
 
     keys = read_keys(key_file)
@@ -99,11 +121,12 @@ def serve(
             f"listening on {host} without an API key would serve anybody; set ${KEY_VARIABLE} or "
             "give --key-file"
         )
-    check_bundle(bundle)
     if long and (long_from is None or long >= instances):
         raise SlipstreamError(
             "--long needs --long-from, and leaves at least one instance for short requests"
         )
+    check_bundle(bundle)
+    check_history(history)
     plan = DeploymentConfig(
         instances,
         {"bundle": str(bundle), "history": history, "deadline_ms": deadline_ms},
@@ -125,25 +148,13 @@ def serve(
     supervisor = Supervisor(plan, lambda sentence: console.print(sentence, style="dim"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, supervisor.stop)
+    hint = "" if supervisor.url == DEFAULT_URL else f" --url {supervisor.url}"
     console.print(
         f"serving {bundle} at {supervisor.url} ({instances} instances; Ctrl-C ends); try: "
-        "slipstream client health"
+        f"slipstream client health{hint}"
     )
     supervisor.run()
     console.print("every request under way was finished; goodbye")
-
-
-def check_bundle(bundle: Path) -> None:
-    """Refuse what is no bundle before any instance starts."""
-    from slipstream.bundle import DESCRIPTION
-    from slipstream.files import read_json
-
-    if not (bundle / DESCRIPTION).is_file():
-        raise SlipstreamError(
-            f"{bundle} is not a bundle (no {DESCRIPTION}); make one with `slipstream export RUN "
-            f"--out {bundle}`"
-        )
-    read_json(bundle / DESCRIPTION)
 
 
 def read_keys(key_file: Path | None) -> tuple[str, ...]:
@@ -177,11 +188,58 @@ def _open(url: str) -> "Client":
     return Client(url, os.environ.get(KEY_VARIABLE))
 
 
-def _numbers(text: str) -> list[int]:
+def read_list(text: str) -> list[int | str]:
+    """Read ids from the command line; what is no JSON stays text, and the server knows its kind."""
+    parts: list[Any] = [part.strip() for part in text.split(",")]
+    if text.lstrip().startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = [None]
+    if not parts or not all(type(part) in (int, str) and part != "" for part in parts):
+        raise SlipstreamError(
+            f'\'{text}\' is not a list of ids; write them like 1,2,3 or ["a,b", "c"]'
+        )
+    return parts
+
+
+def _times(text: str, count: int) -> list[int]:
+    """Read times from the command line; now for each of `count` items where none are given."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")] if text else [int(time.time())] * count
     except ValueError as error:
-        raise SlipstreamError(f"'{text}' is not a list of ids; write them like 1,2,3") from error
+        raise SlipstreamError(
+            f"'{text}' is not a list of times; write seconds like 978300000,978300100"
+        ) from error
+
+
+def _actions(given: list[str] | None) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for action in given or []:
+        name, _, text = action.partition("=")
+        try:
+            values[name] = [float(part) for part in text.split(",")]
+        except ValueError as error:
+            raise SlipstreamError(
+                f"'{action}' is not an action; write it like click=1,0,1"
+            ) from error
+    return values
+
+
+def _message(
+    history: str, timestamps: str, actions: list[str] | None
+) -> "messages.HistoryMessage | None":
+    """Return the history that a command was given, None where it names a stored user only."""
+    from slipstream.serving.http.messages import HistoryMessage
+
+    if not history:
+        return None
+    items = read_list(history)
+    return HistoryMessage(items, _times(timestamps, len(items)), _actions(actions))
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 @client.command()
@@ -198,84 +256,114 @@ def health(url: Url = DEFAULT_URL) -> None:
 def rank(
     user: User,
     candidates: Items,
-    url: Url = DEFAULT_URL,
+    history: Sent = "",
+    timestamps: Times = "",
+    actions: Actions = None,
     relay: Annotated[
         bool, typer.Option("--relay", help="Pre-infer first, as a retrieval stage would.")
     ] = False,
+    titles: Titles = False,
+    show: Show = "",
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
-    """Score candidates for a stored user."""
+    """Score candidates for a user.
+
+    Example: slipstream client rank ann 260,1210,480 --titles
+    """
+    items, sent = read_list(candidates), _message(history, timestamps, actions)
+    more: dict[str, Any] = {"titles": titles, "show": _names(show)}
     with _open(url) as connection:
-        items = _numbers(candidates)
-        ticket = connection.preinfer(user).ticket if relay else None
-        answer = connection.rank(user, items, ticket=ticket)
-    _show(
-        items,
-        answer.scores,
-        f"{answer.hit} on {answer.instance}, {answer.behaviours} behaviours, version "
-        f"{answer.version}",
-    )
+        if relay:
+            more["ticket"] = connection.preinfer(user, sent).ticket
+        answer = connection.rank(user, items, sent, **more)
+    caption = f"{answer.hit} on {answer.instance}, {answer.behaviours} behaviours, version "
+    caption += answer.version
+    if answer.unknown:
+        caption += f"; unknown: {', '.join(map(str, answer.unknown))}"
+    _show(answer, _columns(answer), caption, as_json)
 
 
 @client.command()
 def recommend(
     user: User,
     count: Annotated[int, typer.Option(min=1, max=1000, help="How many items.")] = 10,
+    history: Sent = "",
+    timestamps: Times = "",
+    actions: Actions = None,
+    keep_seen: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-seen/--drop-seen",
+            help="Whether items of the history may come again; the model's rule unless given.",
+        ),
+    ] = None,
+    titles: Titles = False,
+    show: Show = "",
+    as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Retrieve, filter and rank items for a stored user."""
+    """Retrieve, filter and rank items for a user.
+
+    Example: slipstream client recommend ann --count 5 --titles
+    """
+    sent = _message(history, timestamps, actions)
     with _open(url) as connection:
-        answer = connection.recommend(user, count)
-    _show(
-        answer.items,
-        answer.scores,
-        f"{answer.hit} on {answer.instance}, {answer.behaviours} behaviours",
-    )
+        answer = connection.recommend(
+            user, count, history=sent, keep_seen=keep_seen, titles=titles, show=_names(show)
+        )
+    caption = f"{answer.hit} on {answer.instance}, {answer.behaviours} behaviours"
+    _show(answer, _columns(answer), caption, as_json)
 
 
 @client.command()
 def events(
     user: User,
     items: Items,
-    timestamps: Annotated[
-        str, typer.Option(help="Seconds since 1970, one per item; now unless given.")
-    ] = "",
-    actions: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=V1,V2,…: one value per item. May be given several times."),
-    ] = None,
+    timestamps: Times = "",
+    actions: Actions = None,
+    as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Append behaviours to a user's stored history."""
-    import time
+    """Append behaviours to a user's stored history.
 
-    ids = _numbers(items)
-    times = _numbers(timestamps) if timestamps else [int(time.time())] * len(ids)
-    values: dict[str, list[float]] = {}
-    for action in actions or []:
-        name, _, text = action.partition("=")
-        try:
-            values[name] = [float(part) for part in text.split(",")]
-        except ValueError as error:
-            raise SlipstreamError(
-                f"'{action}' is not an action; write it like click=1,0,1"
-            ) from error
+    Example: slipstream client events ann 2858,1196
+    """
+    ids, values = read_list(items), _actions(actions)
+    times = _times(timestamps, len(ids)) if timestamps else None
     with _open(url) as connection:
-        total = connection.events(user, ids, times, actions=values).behaviours
-    console.print(f"{total} behaviours of {user} are stored")
+        answer = connection.events(user, ids, times, actions=values)
+    if as_json:
+        _print_json(answer)
+    else:
+        console.print(f"{answer.behaviours} behaviours of {user} are stored")
 
 
 @client.command()
 def user(
-    user: User, limit: Annotated[int, typer.Option(min=0, max=1000)] = 20, url: Url = DEFAULT_URL
+    user: User,
+    limit: Annotated[int, typer.Option(min=0, max=1000)] = 20,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Show the stored history of a user."""
     with _open(url) as connection:
         answer = connection.user(user, limit)
-    _show(
-        answer.recent.items,
-        {"time": [float(t) for t in answer.recent.timestamps], **answer.recent.actions},
-        f"{answer.behaviours} in all",
-    )
+    recent = answer.recent
+    columns: dict[str, list[Any]] = {"item": list(recent.items), "time": recent.timestamps or []}
+    columns |= recent.actions
+    _show(answer, columns, f"{answer.behaviours} in all", as_json)
+
+
+@client.command()
+def delete(user: User, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Delete what is stored of a user."""
+    with _open(url) as connection:
+        answer = connection.delete(user)
+    if as_json:
+        _print_json(answer)
+    else:
+        console.print(f"{answer.deleted} behaviours of {user} were deleted")
 
 
 @client.command()
@@ -307,10 +395,31 @@ def metrics(url: Url = DEFAULT_URL) -> None:
         typer.echo(connection.metrics(), nl=False)
 
 
-def _show(items: list[int], columns: dict[str, list[float]], caption: str) -> None:
-    table = Table(caption=caption, caption_justify="left")
-    for heading in ("item", *columns):
-        table.add_column(heading, justify="right")
-    for place, item in enumerate(items):
-        table.add_row(str(item), *(f"{values[place]:.10g}" for values in columns.values()))
+def _columns(answer: "messages.RankAnswer | messages.RecommendAnswer") -> dict[str, list[Any]]:
+    """Return what a table shows of ranked items."""
+    titles = {} if answer.titles is None else {"title": answer.titles}
+    return {"item": list(answer.items), **titles, **(answer.shown or {}), **answer.scores}
+
+
+def _show(answer: Any, columns: dict[str, list[Any]], caption: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(answer)
+        return
+    table = Table(caption=Text(caption), caption_justify="left")
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "title" else "right")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(_cell(value)) for value in row))
     console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _print_json(answer: Any) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(answer).decode())

@@ -29,6 +29,8 @@ class JaggedBatch:
     actions: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> float32 [T]
     # Name -> int64 codes [B] of the features with one category a user; others: by sample_ids_B.
     user_features: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Targets of the whole global batch, in its order, where negatives are drawn from them.
+    global_targets_P: torch.Tensor | None = None
 
     @property
     def num_users(self) -> int:
@@ -67,6 +69,7 @@ class JaggedBatch:
             offsets_B1=offsets_C1,
             actions={name: value_T[source_T] for name, value_T in self.actions.items()},
             user_features={name: value_B[users_C] for name, value_B in self.user_features.items()},
+            global_targets_P=self.global_targets_P,
             **{name: getattr(self, name)[source_T] for name in by_token},
         )
 
@@ -76,7 +79,7 @@ class JaggedBatch:
         def change_all(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: change(part) for name, part in value.items()}
-            return change(value)
+            return None if value is None else change(value)
 
         return replace(self, **{f.name: change_all(getattr(self, f.name)) for f in fields(self)})
 

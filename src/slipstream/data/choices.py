@@ -34,6 +34,10 @@ class FeatureFile:
     title: str | None = None
     separator: str | None = None
 
+    def __post_init__(self) -> None:
+        named = (self.features,) if isinstance(self.features, str) else tuple(self.features)
+        object.__setattr__(self, "features", named)
+
 
 @dataclass(frozen=True)
 class Choices:

@@ -24,7 +24,7 @@ import polars as pl
 from slipstream.data.feature_columns import vocabulary_table
 from slipstream.data.log_files import explain_polars_errors
 from slipstream.data.log_ids import order_ids, unusable_ids
-from slipstream.data.log_problems import IDS_ADVICE, Problem, examine
+from slipstream.data.log_problems import IDS_ADVICE, LogProblem, examine
 from slipstream.data.log_times import LAST_SECOND
 from slipstream.data.raw_log import Progress, RawLog
 from slipstream.data.row_lookup import RowLookup
@@ -179,9 +179,9 @@ def _suspicious(log: RawLog, facts: dict[str, int]) -> bool:
     )
 
 
-def _id_problems(log: RawLog, counts: dict[str, pl.DataFrame]) -> list[Problem]:
+def _id_problems(log: RawLog, counts: dict[str, pl.DataFrame]) -> list[LogProblem]:
     return [
-        Problem(role, column, reason, bad, IDS_ADVICE)
+        LogProblem(role, column, reason, bad, IDS_ADVICE)
         for role, column in (("user", log.columns.user), ("item", log.columns.item))
         for reason, bad in unusable_ids(
             counts[role]["id"].drop_nulls(), log.untyped, pl.col(column).cast(pl.String)

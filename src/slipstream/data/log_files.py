@@ -70,12 +70,16 @@ def explain_polars_errors(what: Any) -> Iterator[None]:
         raise SlipstreamError(f"{what} is empty: there is nothing to prepare") from error
     except (pl.exceptions.PolarsError, FileNotFoundError, UnicodeDecodeError) as error:
         first_line = (str(error).strip().splitlines() or ["unknown reason"])[0]
+        if "utf-8" in first_line.lower():
+            first_line = "its text is not UTF-8; save it as UTF-8"
         raise SlipstreamError(f"{what} could not be read: {first_line}") from error
 
 
 def is_frame(source: Any) -> bool:
     """Whether this is a table in memory: of Polars, pandas or Arrow."""
-    return isinstance(source, pl.DataFrame | pl.LazyFrame) or hasattr(source, "__arrow_c_stream__")
+    from_pandas = type(source).__module__.split(".")[0] == "pandas"
+    polars = isinstance(source, pl.DataFrame | pl.LazyFrame)
+    return polars or from_pandas or hasattr(source, "__arrow_c_stream__")
 
 
 def open_frame(source: Any) -> LogTable:
@@ -112,6 +116,10 @@ def open_files(given: Sequence[str | os.PathLike[str]], wanted: Iterable[str] = 
     separator = found.pop()
     with explain_polars_errors(label):
         frame = _same_columns(paths, kind, separator, wanted)
+        found_names = frame.collect_schema().names()
+    for name in wanted:
+        if kind == "CSV" and f"{name}_duplicated_0" in found_names:
+            raise SlipstreamError(f"{label} has two columns '{name}'; rename or drop one of them")
     return LogTable(frame, label, kind == "CSV", tuple(paths), separator)
 
 

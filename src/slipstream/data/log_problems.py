@@ -21,7 +21,7 @@ IDS_ADVICE = "ids are whole numbers of 64 signed bits, or text of 1 to 256 chara
 
 
 @dataclass(frozen=True)
-class Problem:
+class LogProblem:
     """A kind of problem: the column as the log calls it, what is wrong, where, what to do."""
 
     role: str
@@ -31,7 +31,7 @@ class Problem:
     advice: str = "mend or drop such rows"
 
 
-def examine(log: RawLog, ids: Iterable[Problem] = ()) -> dict[str, int]:
+def examine(log: RawLog, ids: Iterable[LogProblem] = ()) -> dict[str, int]:
     """Raise with every problem of the log; returns how many rows lack which column, by its name.
 
     `ids` are problems that only the whole vocabulary shows.
@@ -41,7 +41,7 @@ def examine(log: RawLog, ids: Iterable[Problem] = ()) -> dict[str, int]:
     if log.nulls == "drop":  # what is wrong with a row that is dropped does not matter
         complete = ~pl.any_horizontal(*missing.values())
         kinds = [
-            Problem(kind.role, kind.column, kind.reason, kind.bad & complete, kind.advice)
+            LogProblem(kind.role, kind.column, kind.reason, kind.bad & complete, kind.advice)
             for kind in kinds
         ]
     counts = log.raw.select(
@@ -55,13 +55,13 @@ def examine(log: RawLog, ids: Iterable[Problem] = ()) -> dict[str, int]:
     return {name: int(row[f"missing {name}"]) for name in missing}
 
 
-def _problems(log: RawLog) -> list[Problem]:
+def _problems(log: RawLog) -> list[LogProblem]:
     expressions, missing = log.expressions(), log.missing()
     kinds = []
     for role, column in log.columns.roles().items():
         if log.nulls == "error":
             advice = "fill it in, or drop such rows with --nulls drop"
-            kinds.append(Problem(role, column, "is empty", missing[role], advice))
+            kinds.append(LogProblem(role, column, "is empty", missing[role], advice))
         unread = expressions[role].is_null() & ~missing[role]
         if role != "time":
             reason = (
@@ -69,21 +69,21 @@ def _problems(log: RawLog) -> list[Problem]:
                 if log.schema[column].is_integer()
                 else "has decimals, which cannot be ids"
             )
-            kinds.append(Problem(role, column, reason, unread, IDS_ADVICE))
+            kinds.append(LogProblem(role, column, reason, unread, IDS_ADVICE))
         else:
-            kinds += [Problem(role, column, "has values that are no usable times", unread)]
+            kinds += [LogProblem(role, column, "has values that are no usable times", unread)]
             kinds += _time_problems(log, column, expressions["time"])
     for action in log.actions:
         bad = expressions[f"{ACTION}{action.name}"].is_null()
-        kinds.append(Problem("action", action.column, action.reason, bad))
+        kinds.append(LogProblem("action", action.column, action.reason, bad))
     return kinds
 
 
-def _time_problems(log: RawLog, column: str, time: pl.Expr) -> list[Problem]:
+def _time_problems(log: RawLog, column: str, time: pl.Expr) -> list[LogProblem]:
     unit, least = log.time.unit, log.time.least
     kinds = [
-        Problem("time", column, "is negative: times count from 1970", time < 0),
-        Problem(
+        LogProblem("time", column, "is negative: times count from 1970", time < 0),
+        LogProblem(
             "time",
             column,
             f"is beyond the year 9999 when read in '{unit}'",
@@ -93,7 +93,7 @@ def _time_problems(log: RawLog, column: str, time: pl.Expr) -> list[Problem]:
     ]
     if least:
         kinds.append(
-            Problem(
+            LogProblem(
                 "time",
                 column,
                 f"is before 1973 when read in '{unit}', as most of its values look",
@@ -104,7 +104,7 @@ def _time_problems(log: RawLog, column: str, time: pl.Expr) -> list[Problem]:
     return kinds
 
 
-def _report(log: RawLog, found: list[tuple[Problem, int]]) -> str:
+def _report(log: RawLog, found: list[tuple[LogProblem, int]]) -> str:
     """Write a sentence for one kind of problem, a list for several."""
     firsts = [
         log.raw.with_row_index("#row")

@@ -37,6 +37,8 @@ class Columns:
     time_optional: bool = False
 
     def __post_init__(self) -> None:
+        actions = (self.actions,) if isinstance(self.actions, str) else tuple(self.actions)
+        object.__setattr__(self, "actions", actions)
         named = [self.user, self.item, *self.actions] + ([self.time] if self.time else [])
         if len(set(named)) < len(named):
             raise SlipstreamError(

@@ -7,9 +7,11 @@ way; `windows.py` makes them, `loader.py` makes them ahead.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slipstream.data.balance import Balance, Cost, share_batch
@@ -71,7 +73,8 @@ class SamplerConfig(BaseModel):
 class TrainingSampler:
     """Endless batches over epochs.
 
-    A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours.
+    A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours. With
+    `share_targets` every rank's part carries the targets of the whole global batch.
     """
 
     def __init__(
@@ -84,11 +87,13 @@ class TrainingSampler:
         rank: int = 0,
         world_size: int = 1,
         task: Task = "retrieval",
+        share_targets: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is outside a world of {world_size}")
         self.store, self.config, self.seed, self.task = store, config, seed, task
         self.rank, self.world_size = rank, world_size
+        self._share_targets = share_targets
         self.split = split or Split()
         self._ends_U = self.split.train_lengths(store.lengths_U)
         self._windows_U = np.minimum(self._ends_U - (task == "retrieval"), config.max_len)
@@ -187,7 +192,7 @@ class TrainingSampler:
             self._ends_U[plan.users[mine]],
         )
         ends_B = known_B - (self.task == "retrieval")
-        return cut_windows(
+        batch = cut_windows(
             self.store,
             users_B,
             ends_B - lengths_B,
@@ -196,6 +201,17 @@ class TrainingSampler:
             np.zeros_like(ends_B),
             self.task,
         )
+        if self._share_targets:
+            batch = replace(batch, global_targets_P=self._targets(plan, slice(begin, end)))
+        return batch
+
+    def _targets(self, plan: "_Plan", part: slice) -> torch.Tensor:
+        """Return the next item of every token of a global batch, in its order."""
+        users_B, lengths_B = plan.users[part], plan.lengths[part]
+        starts_B = self.store.offsets_U1[users_B] + self._ends_U[users_B] - lengths_B
+        before_B = np.cumsum(lengths_B) - lengths_B
+        places_P = np.arange(lengths_B.sum()) + np.repeat(starts_B - before_B, lengths_B)
+        return torch.from_numpy(self.store.items_N[places_P])
 
 
 class _Plan:

@@ -73,6 +73,15 @@ class Feature:
             return ~np.isnan(self.values)
         return self.codes > 0 if self.offsets_V1 is None else np.diff(self.offsets_V1) > 0
 
+    def at(self, row: int) -> int | list[int] | float | None:
+        """Return a row's code, its codes, or its number (None where it is not known)."""
+        if self.values is not None:
+            return float(self.values[row]) if self.values[row] == self.values[row] else None
+        if self.offsets_V1 is None:
+            return int(self.codes[row])
+        codes: list[int] = self.codes[self.offsets_V1[row] : self.offsets_V1[row + 1]].tolist()
+        return codes
+
 
 class Vocabulary:
     """Original ids (int64 or text) and their rows; ids ascend, so a lookup is a binary search."""

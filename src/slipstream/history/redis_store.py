@@ -1,135 +1,264 @@
-"""Histories in Redis, for instances on several machines: one string of records per user.
+"""Histories in Redis, for instances on several machines: the same blocks, several keys a user.
 
-Touch this when the keys in Redis or the scripts that run there change.
+Touch this when the keys in Redis change; the scripts that run there are in `redis_scripts`.
 
-    {prefix}:h:{user}   records, oldest first
-    {prefix}:f:{user}   number of the oldest record kept
-    {prefix}:actions    the actions this store was made for
+    {prefix}:history:{user}   a hash: first, total, time of the newest behaviour, kind of the ids,
+                              its actions, and what packing needs (see below)
+    {prefix}:blocks:{user}    a sorted set of blocks by the number of their first behaviour
+    {prefix}:users            all users in order
+    {prefix}:format           the format of this store
 
-A script runs inside Redis, so that check, append and trim are one step for every client. It
-compares times as hexadecimal text: Redis' numbers are doubles and would round an int64.
+A script runs inside Redis, so that check, append and trim are one step for every client. An append
+adds a block of its own. When `TAIL` blocks have gathered, the client that added the last one packs
+them into blocks of `CHUNK` behaviours; a script replaces them only if nobody packed or deleted
+them before. A failed packing loses nothing, and a later append tries again.
 """
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import redis.asyncio as redis
 from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
-from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import (
-    Records,
+from slipstream.history import redis_scripts as scripts
+from slipstream.history.append_rules import (
+    MAX_ACTIONS,
+    check_histories,
+    check_history,
+    check_user,
+    id_kind,
+    is_user,
     refuse_going_back,
-    refuse_other_actions,
+    refuse_many_actions,
+    refuse_other_kind,
     refuse_wrong_count,
 )
+from slipstream.history.behaviour_blocks import CHUNK, cut_blocks, merge_blocks
+from slipstream.history.earlier_format import read_records
+from slipstream.history.history_store import HistoryStoreError, url_without_password
 from slipstream.history.user_history import History
 
+FORMAT = "2"
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
-INT64_MAX = 2**63 - 1
-
-APPEND = """
-local width, keep = tonumber(ARGV[2]), tonumber(ARGV[3])
-local first = tonumber(redis.call('GET', KEYS[2]) or '0')
-local length = redis.call('STRLEN', KEYS[1])
-local total = first + length / width
-if ARGV[4] ~= '' and tonumber(ARGV[4]) ~= total then return {'count', tostring(total)} end
-if length > 0 then
-  local time = redis.call('GETRANGE', KEYS[1], length - width + 8, length - width + 15)
-  time = string.reverse(time)
-  time = string.gsub(time, '.', function(byte) return string.format('%02x', string.byte(byte)) end)
-  if ARGV[5] < time then return {'time', time} end
-end
-redis.call('APPEND', KEYS[1], ARGV[1])
-length = length + #ARGV[1]
-total = first + length / width
-if length / width > 2 * keep then
-  redis.call('SET', KEYS[1], redis.call('GETRANGE', KEYS[1], length - keep * width, -1))
-  redis.call('SET', KEYS[2], string.format('%d', total - keep))
-end
-return {'ok', string.format('%d', total)}
-"""
-
-READ = """
-local width, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
-local first = tonumber(redis.call('GET', KEYS[2]) or '0')
-local length = redis.call('STRLEN', KEYS[1])
-if length == 0 then return false end
-local kept = length / width
-local begin = kept - limit
-if ARGV[3] ~= '' then begin = tonumber(ARGV[3]) - first end
-if begin < 0 then begin = 0 end
-return {string.format('%d', first + begin), redis.call('GETRANGE', KEYS[1], begin * width, -1)}
-"""
+CONNECTIONS = 32  # more calls at once wait for one of these
+TAIL = 32  # blocks that gather before they are packed
+INT64_SPAN = 2**63
 
 
 class RedisHistoryStore:
     """A history store on a Redis server."""
 
-    def __init__(self, url: str, records: Records, keep: int, prefix: str = "slipstream") -> None:
-        self.records, self._keep, self._prefix, self._url = records, keep, prefix, url
-        self._client = redis.Redis.from_url(
-            url, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=ANSWER_SECONDS
-        )
-        self._append, self._read = (
-            self._client.register_script(APPEND),
-            self._client.register_script(READ),
-        )
+    def __init__(self, url: str, keep: int, prefix: str = "slipstream") -> None:
+        self._keep, self._prefix, self._url = keep, prefix, url
+        try:
+            # No retries: an append whose answer was lost must not be sent again by itself.
+            pool = redis.BlockingConnectionPool.from_url(
+                url,
+                max_connections=CONNECTIONS,
+                timeout=ANSWER_SECONDS,
+                socket_connect_timeout=CONNECT_SECONDS,
+                socket_timeout=ANSWER_SECONDS,
+                retry=Retry(NoBackoff(), 0),
+            )
+        except ValueError as error:
+            raise HistoryStoreError(
+                f"'{self._place()}' is no address of a Redis server ({error}); use "
+                "redis://HOST:PORT/DB"
+            ) from error
+        self._client: Any = redis.Redis.from_pool(pool)  # its answers are bytes
+        register = self._client.register_script
+        self._append, self._read = register(scripts.APPEND), register(scripts.READ)
+        self._delete = register(scripts.DELETE)
+        self._tail, self._pack = register(scripts.READ_TAIL), register(scripts.PACK)
         self._checked = False
 
-    async def append(self, user: str, history: History, after: int | None = None) -> int:
+    async def append(
+        self, user: str, history: History, after: int | None = None, now: float | None = None
+    ) -> int:
         """Add behaviours; see `HistoryStore.append`."""
-        data = self.records.pack(history)
-        await self._check()
-        earliest = f"{int(history.timestamps[0]) if len(history.timestamps) else INT64_MAX:016x}"
-        arguments: list[bytes | str | int] = [
-            data,
-            self.records.width,
-            self._keep,
-            "" if after is None else after,
-            earliest,
-        ]
-        outcome, value = await self._append(keys=self._keys(user), args=arguments)
-        if outcome == b"count":
-            refuse_wrong_count(int(float(value)), after)
-        if outcome == b"time":
-            refuse_going_back(int(value, 16), history)
+        check_user(user)
+        checked = check_history(history, now)
+        async with self._answering():
+            await self._check_format()
+            call = self._append_call(user, checked, "append", "" if after is None else after)
+            outcome, value, gathered = await self._append(**call)
+        match outcome:
+            case b"count":
+                refuse_wrong_count(int(value), after)
+            case b"kind":
+                refuse_other_kind(value.decode(), checked)
+            case b"time":
+                refuse_going_back(int(value, 16) - INT64_SPAN, checked)
+            case b"actions":
+                refuse_many_actions(int(value))
+        if gathered == b"1":
+            with contextlib.suppress(HistoryStoreError):  # the behaviours are stored
+                await self._pack_tail(user)
         return int(value)
 
     async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
         """Return the newest behaviours; see `HistoryStore.read`."""
-        await self._check()
-        found = await self._read(
-            keys=self._keys(user), args=[self.records.width, limit, "" if since is None else since]
-        )
-        return None if found is None else self.records.unpack(int(found[0]), found[1])
+        if not is_user(user):
+            return None
+        async with self._answering():
+            await self._check_format()
+            arguments = [limit, "" if since is None else since]
+            found = await self._read(keys=self._keys(user)[:2], args=arguments)
+        if found is None:
+            return None
+        begin, total, *members = found
+        return merge_blocks(_numbered(members), int(begin), int(total))
+
+    async def delete(self, user: str) -> int:
+        """Forget a user; see `HistoryStore.delete`."""
+        if not is_user(user):
+            return 0
+        async with self._answering():
+            await self._check_format()
+            return int(await self._delete(keys=self._keys(user), args=[user]))
+
+    async def users(self, after: str | None = None, limit: int = 1000) -> list[str]:
+        """Return users in order; see `HistoryStore.users`."""
+        if after:
+            check_user(after)
+        async with self._answering():
+            await self._check_format()
+            begin = f"({after}" if after else "-"
+            key = f"{self._prefix}:users"
+            found = await self._client.zrangebylex(key, begin, "+", start=0, num=limit)
+        return [user.decode() for user in found]
+
+    async def import_histories(
+        self, histories: Sequence[tuple[str, History]], replace: bool = False
+    ) -> list[str]:
+        """Store whole histories, each in one step; see `HistoryStore.import_histories`."""
+        checked = check_histories(histories)
+        async with self._answering():
+            await self._check_format()
+            return await self._import(checked, replace)
+
+    async def check(self) -> None:
+        """Check that the server answers and holds a store of this format."""
+        async with self._answering():
+            await self._client.ping()
+            await self._check_format()
+
+    async def migrate(self) -> int:
+        """Move users of the earlier format; see `HistoryStore.migrate`. It may be repeated."""
+        moved = 0
+        async with self._answering():
+            marker = f"{self._prefix}:actions"
+            actions = await self._client.get(marker)
+            if actions is None:
+                return 0
+            begin, end = f"{self._prefix}:h:{{".encode(), b"}"
+            async for key in self._client.scan_iter(match=begin + b"*" + end, count=1000):
+                user = key.removeprefix(begin).removesuffix(end)
+                number = b"%s:f:{%s}" % (self._prefix.encode(), user)
+                data, first = await self._client.mget(key, number)
+                history = read_records(int(first or 0), data or b"", actions.decode())
+                moved += len(await self._import([(user.decode(), history)], replace=False))
+                await self._client.delete(key, number)
+            await self._client.delete(marker)
+        return moved
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.aclose()
 
-    async def _check(self) -> None:
-        """Check once per process that the store answers and was made for these actions."""
+    # ---- calls -----------------------------------------------------------------------------------
+
+    async def _import(self, histories: list[tuple[str, History]], replace: bool) -> list[str]:
+        pipeline = self._client.pipeline(transaction=False)
+        for user, history in histories:
+            call = self._append_call(user, history, "replace" if replace else "new", history.first)
+            await self._append(**call, client=pipeline)
+        answers = await pipeline.execute()
+        answered = zip(answers, histories, strict=True)
+        return [user for answer, (user, sent) in answered if answer[0] == b"ok" and len(sent)]
+
+    def _append_call(
+        self, user: str, history: History, mode: str, number: int | str
+    ) -> dict[str, Any]:
+        """Return keys and arguments of the script that appends."""
+        earliest, latest = ("", "")
+        if len(history):
+            earliest, latest = (_ordered(int(history.timestamps[place])) for place in (0, -1))
+        arguments: list[bytes | str | int] = [
+            *(user, mode, number, earliest, latest, id_kind(history.items), secrets.token_hex(8))
+        ]
+        arguments += [self._keep, MAX_ACTIONS, TAIL, len(history.actions), *history.actions]
+        for _, count, data in cut_blocks(history):
+            arguments += [count, data]
+        return {"keys": self._keys(user), "args": arguments}
+
+    async def _pack_tail(self, user: str) -> None:
+        """Rewrite the blocks that gathered since the last packing as few larger ones."""
+        keys = self._keys(user)[:2]
+        async with self._answering():
+            found = await self._tail(keys=keys)
+            if found is None or len(found) < 4:
+                return
+            born, packed, total, *members = found
+            whole = merge_blocks(_numbered(members), int(packed), int(total))
+            written = list(cut_blocks(whole))
+            full = written[-1][1] == CHUNK
+            arguments: list[bytes | str | int] = [
+                *(born, packed, whole.total, whole.total if full else written[-1][0])
+            ]
+            for first, _, data in written:
+                arguments += [first, data]
+            await self._pack(keys=keys, args=arguments)
+
+    async def _check_format(self) -> None:
+        """Check once per process that the store has this format, and mark a new one."""
         if self._checked:
             return
-        mine, key = "\x1f".join(self.records.actions), f"{self._prefix}:actions"
-        try:
-            await self._client.set(key, mine, nx=True)
-            stored = await self._client.get(key)
-        except exceptions.RedisError as error:
-            raise SlipstreamError(
-                f"the history store at {self._place()} does not answer ({error}); start it or "
-                "give another"
-            ) from error
-        refuse_other_actions(
-            self._place(),
-            stored.decode() if isinstance(stored, bytes) else stored or "",
-            self.records,
-        )
+        if await self._client.exists(f"{self._prefix}:actions"):
+            raise HistoryStoreError(
+                f"the history store at {self._place()} has the earlier format; stop its servers "
+                f"and run: slipstream history migrate --history {self._place()}"
+            )
+        key = f"{self._prefix}:format"
+        await self._client.set(key, FORMAT, nx=True)
+        stored = await self._client.get(key)
+        if stored != FORMAT.encode():
+            raise HistoryStoreError(
+                f"the history store at {self._place()} has a format that this version does not "
+                "know; install a later slipstream"
+            )
         self._checked = True
 
+    @contextlib.asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Turn a failure of Redis or of the network into a `HistoryStoreError`."""
+        try:
+            yield
+        except (exceptions.RedisError, OSError) as error:
+            raise HistoryStoreError(
+                f"the history store at {self._place()} does not answer ({error}); check that the "
+                "server runs, is writable and has memory left"
+            ) from error
+
     def _keys(self, user: str) -> list[str]:
-        # The braces make both keys live on one node of a Redis cluster.
-        return [f"{self._prefix}:h:{{{user}}}", f"{self._prefix}:f:{{{user}}}"]
+        prefix = self._prefix
+        return [f"{prefix}:history:{user}", f"{prefix}:blocks:{user}", f"{prefix}:users"]
 
     def _place(self) -> str:
-        """Return the URL without its password."""
-        return self._url.rsplit("@", 1)[-1]
+        return url_without_password(self._url)
+
+
+def _ordered(time: int) -> str:
+    """Return a time as text that Redis compares as it compares numbers, negative ones too."""
+    return f"{time + INT64_SPAN:016x}"
+
+
+def _numbered(members: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """Return (first number, block) of the members of a sorted set, which are `number:block`."""
+    split = (member.partition(b":") for member in members)
+    return [(int(first), data) for first, _, data in split]

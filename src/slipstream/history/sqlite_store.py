@@ -1,135 +1,342 @@
 """Histories in one SQLite file (WAL): the default, shared by all instances of a machine.
 
 Touch this when the tables of the file or its transactions change. A killed writer leaves whole
-appends only. All statements run on one thread of the store, so the event loop never waits for the
-disk.
+appends only. One thread writes and another reads, each with its own connection, so a read waits
+neither for an append nor on the event loop. A file of the earlier format is migrated when it is
+opened, in one transaction.
 
-    chunks(user, first, records)    blocks of at most CHUNK records; only the newest block grows
-    about(name, value)              the actions this file was made for
+    blocks(user, first, count, block)   blocks of at most CHUNK behaviours; only the newest grows
+    about(name, value)                  the format of the file
 """
 
 import asyncio
+import contextlib
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import (
-    Records,
+from slipstream.history.append_rules import (
+    check_histories,
+    check_history,
+    check_user,
+    id_kind,
+    is_user,
     refuse_going_back,
-    refuse_other_actions,
+    refuse_many_actions,
+    refuse_other_kind,
     refuse_wrong_count,
 )
-from slipstream.history.user_history import History
+from slipstream.history.behaviour_blocks import (
+    CHUNK,
+    cut_blocks,
+    decode_block,
+    encode_block,
+    merge_blocks,
+    names_of,
+)
+from slipstream.history.earlier_format import read_records
+from slipstream.history.history_store import HistoryStoreError
+from slipstream.history.user_history import History, join_histories
 
-CHUNK = 1_024
+FORMAT = "2"
 BUSY_SECONDS = 10.0
 Answer = TypeVar("Answer")
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT)",
+    "CREATE TABLE IF NOT EXISTS blocks (user TEXT NOT NULL, first INTEGER NOT NULL, "
+    "count INTEGER NOT NULL, block BLOB NOT NULL, UNIQUE (user, first))",
+)
+NEWEST = "SELECT first, count, block FROM blocks WHERE user = ? ORDER BY first DESC LIMIT 1"
+WRITE = (
+    "INSERT INTO blocks (user, first, count, block) VALUES (?, ?, ?, ?) ON CONFLICT (user, first) "
+    "DO UPDATE SET count = excluded.count, block = excluded.block"
+)
+TRIM = "DELETE FROM blocks WHERE user = ? AND first + count <= ?"
+# One statement, so one snapshot. The newest block holds one behaviour at least, so count from where
+# it begins, and always read it: it tells how many there are.
+READ = """
+SELECT first, count, block FROM blocks
+WHERE user = :user AND first >= (
+    SELECT min(max(first), coalesce(:since, max(first) - :limit) - :chunk + 1)
+    FROM blocks WHERE user = :user)
+ORDER BY first
+"""
+USERS = """
+WITH RECURSIVE page (user) AS (
+    SELECT min(user) FROM blocks WHERE user > :after
+    UNION ALL
+    SELECT (SELECT min(blocks.user) FROM blocks WHERE blocks.user > page.user)
+    FROM page WHERE page.user IS NOT NULL LIMIT :limit)
+SELECT user FROM page WHERE user IS NOT NULL
+"""
+HINTS = {  # by the beginning of SQLite's name for an error
+    "SQLITE_BUSY": "another process holds it; try again",
+    "SQLITE_LOCKED": "another process holds it; try again",
+    "SQLITE_READONLY": "make the file and its directory writable",
+    "SQLITE_FULL": "free some space on its disk",
+    "SQLITE_NOTADB": "it is no SQLite file; give another --history",
+    "SQLITE_CORRUPT": "it is damaged; restore it or give another --history",
+    "SQLITE_CANTOPEN": "check that the path exists and may be opened",
+}
 
 
 class SqliteHistoryStore:
     """A history store in a file."""
 
-    def __init__(self, path: str | Path, records: Records, keep: int) -> None:
-        self.records, self._keep, self._path = records, keep, Path(path)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
-        self._connection: sqlite3.Connection = self._thread.submit(self._open).result()
-
-    def _open(self) -> sqlite3.Connection:
+    def __init__(self, path: str | Path, keep: int, create: bool = True) -> None:
+        self._keep, self._path, self._create = keep, Path(path), create
+        self._migrated = 0
+        self._writer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._reader_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history-read")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT)"
-            )
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS chunks "
-                "(user TEXT, first INTEGER, records BLOB, PRIMARY KEY (user, first)) WITHOUT ROWID"
-            )
-            mine = "\x1f".join(self.records.actions)
-            connection.execute("INSERT OR IGNORE INTO about VALUES ('actions', ?)", (mine,))
-            stored = connection.execute(
-                "SELECT value FROM about WHERE name = 'actions'"
-            ).fetchone()[0]
-            connection.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            raise SlipstreamError(
-                f"the history store {self._path} cannot be opened ({error}); give another --history"
-            ) from error
-        refuse_other_actions(str(self._path), stored, self.records)
-        return connection
+            self._writer = self._writer_thread.submit(self._answer, self._open_writer).result()
+            self._identity = _file_identity(self._path)
+            self._reader = self._reader_thread.submit(self._answer, self._open_reader).result()
+        except BaseException:
+            self._writer_thread.shutdown()
+            self._reader_thread.shutdown()
+            raise
 
-    async def append(self, user: str, history: History, after: int | None = None) -> int:
+    async def append(
+        self, user: str, history: History, after: int | None = None, now: float | None = None
+    ) -> int:
         """Add behaviours; see `HistoryStore.append`."""
-        data = self.records.pack(history)
-        return await self._run(lambda: self._append(user, history, data, after))
+        check_user(user)
+        checked = check_history(history, now)
+        return await self._write(lambda: self._append(user, checked, after))
 
     async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
         """Return the newest behaviours; see `HistoryStore.read`."""
-        return await self._run(lambda: self._read(user, limit, since))
+        if not is_user(user):
+            return None
+        return await self._run(self._reader_thread, lambda: self._read(user, limit, since))
+
+    async def delete(self, user: str) -> int:
+        """Forget a user; see `HistoryStore.delete`."""
+        return await self._write(lambda: self._delete(user)) if is_user(user) else 0
+
+    async def users(self, after: str | None = None, limit: int = 1000) -> list[str]:
+        """Return users in order; see `HistoryStore.users`."""
+        if after:
+            check_user(after)
+        page = {"after": after or "", "limit": limit}
+        return await self._run(
+            self._reader_thread, lambda: [user for (user,) in self._reader.execute(USERS, page)]
+        )
+
+    async def import_histories(
+        self, histories: Sequence[tuple[str, History]], replace: bool = False
+    ) -> list[str]:
+        """Store whole histories in one transaction; see `HistoryStore.import_histories`."""
+        checked = check_histories(histories)
+        return await self._write(lambda: self._import(checked, replace))
+
+    async def check(self) -> None:
+        """Check that the file answers."""
+        await self._run(
+            self._reader_thread, lambda: self._reader.execute("SELECT 1 FROM about").fetchone()
+        )
+
+    async def migrate(self) -> int:
+        """Return how many users were migrated when this file was opened."""
+        return self._migrated
 
     async def close(self) -> None:
-        """Close the file and end the store's thread."""
-        await self._run(self._connection.close)
-        self._thread.shutdown()
+        """Close the file and end the store's threads."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._reader_thread, self._reader.close)
+        await loop.run_in_executor(self._writer_thread, self._writer.close)
+        self._reader_thread.shutdown()
+        self._writer_thread.shutdown()
 
-    async def _run(self, work: Callable[[], Answer]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    # ---- threads and errors ----------------------------------------------------------------------
 
-    def _append(self, user: str, history: History, data: bytes, after: int | None) -> int:
-        connection, width = self._connection, self.records.width
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            row = connection.execute(
-                "SELECT first, records FROM chunks WHERE user = ? ORDER BY first DESC LIMIT 1",
-                (user,),
-            ).fetchone()
-            first, newest = row if row is not None else (0, b"")
-            total = first + len(newest) // width
-            refuse_wrong_count(total, after)
-            if newest:
-                refuse_going_back(self.records.last_time(newest), history)
-            room = max(0, CHUNK * width - len(newest))
-            newest, rest = newest + data[:room], data[room:]
-            connection.execute(
-                "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?)", (user, first, newest)
-            )
-            while rest:
-                first += CHUNK
-                connection.execute(
-                    "INSERT INTO chunks VALUES (?, ?, ?)", (user, first, rest[: CHUNK * width])
+    async def _write(self, work: Callable[[], Answer]) -> Answer:
+        def whole() -> Answer:
+            with transaction(self._writer):
+                return work()
+
+        return await self._run(self._writer_thread, whole)
+
+    async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Answer]) -> Answer:
+        def checked() -> Answer:
+            if _file_identity(self._path) != self._identity:
+                raise HistoryStoreError(
+                    f"the history store {self._path} was removed or replaced while it was open; "
+                    "put it back, or start again"
                 )
-                rest = rest[CHUNK * width :]
-            total += len(data) // width
-            connection.execute(
-                "DELETE FROM chunks WHERE user = ? AND first + ? <= ?",
-                (user, CHUNK, total - self._keep),
+            return self._answer(work)
+
+        return await asyncio.get_running_loop().run_in_executor(thread, checked)
+
+    def _answer(self, work: Callable[[], Answer]) -> Answer:
+        """Do some work; a failure of SQLite or of the disk is a `HistoryStoreError`."""
+        try:
+            return work()
+        except (sqlite3.Error, OSError) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            hint = next(
+                (hint for start, hint in HINTS.items() if name.startswith(start)),
+                "check the file and its disk",
             )
-            connection.execute("COMMIT")
-            return total
+            raise HistoryStoreError(
+                f"the history store {self._path} does not answer ({error}); {hint}"
+            ) from error
+
+    # ---- opening ---------------------------------------------------------------------------------
+
+    def _open_writer(self) -> sqlite3.Connection:
+        if not self._create and not self._path.is_file():
+            raise HistoryStoreError(
+                f"there is no history store {self._path}; give the --history that was served or "
+                "imported into"
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # SQLite gives the files beside it the permissions of this one.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = self._connect()
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            if not self._is_current(connection):
+                with transaction(connection):
+                    self._prepare_tables(connection)
         except BaseException:
-            connection.execute("ROLLBACK")
+            connection.close()
             raise
+        return connection
+
+    def _open_reader(self) -> sqlite3.Connection:
+        connection = self._connect()
+        connection.execute("PRAGMA query_only=1")
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+
+    def _is_current(self, connection: sqlite3.Connection) -> bool:
+        try:
+            return _about(connection).get("format") == FORMAT
+        except sqlite3.OperationalError:  # no such table
+            return False
+
+    def _prepare_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables, or bring those of the earlier format to this one."""
+        tables = {
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        about = _about(connection) if "about" in tables else {}
+        if about.get("format") == FORMAT:
+            return  # another process was faster
+        if "format" in about:
+            raise HistoryStoreError(
+                f"the history store {self._path} has format {about['format']}, which this version "
+                "does not know; install a later slipstream"
+            )
+        if tables and "actions" not in about:
+            raise HistoryStoreError(
+                f"{self._path} is a database of another program; give another --history"
+            )
+        for statement in TABLES:
+            connection.execute(statement)
+        if "actions" in about:
+            self._migrate_records(connection, about["actions"])
+        connection.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
+
+    def _migrate_records(self, connection: sqlite3.Connection, actions: str) -> None:
+        """Rewrite the fixed-width records of the earlier format as blocks."""
+        users = set()
+        for user, first, data in connection.execute("SELECT user, first, records FROM chunks"):
+            history = read_records(first, data, actions)
+            if len(history):
+                users.add(user)
+                row = (user, first, len(history), encode_block(history))
+                connection.execute(WRITE, row)
+        connection.execute("DROP TABLE chunks")
+        connection.execute("DELETE FROM about WHERE name = 'actions'")
+        self._migrated = len(users)
+
+    # ---- statements ------------------------------------------------------------------------------
+
+    def _append(self, user: str, history: History, after: int | None) -> int:
+        row = self._writer.execute(NEWEST, (user,)).fetchone()
+        if row is None:
+            refuse_wrong_count(0, after)
+            parts = [History(history.items, history.timestamps, history.actions)]
+        else:
+            first, count, data = row
+            newest = decode_block(data, first)
+            refuse_wrong_count(newest.total, after)
+            refuse_other_kind(id_kind(newest.items), history)
+            refuse_going_back(int(newest.timestamps[-1]), history)
+            refuse_many_actions(len(names_of([newest, history])))
+            later = History(history.items, history.timestamps, history.actions, first=first + count)
+            parts = [newest, later] if count < CHUNK else [later]
+        if not len(history):
+            return parts[-1].first
+        grown = join_histories(parts)
+        self._writer.executemany(WRITE, [(user, *block) for block in cut_blocks(grown)])
+        self._writer.execute(TRIM, (user, grown.total - self._keep))
+        return grown.total
 
     def _read(self, user: str, limit: int, since: int | None) -> History | None:
-        width = self.records.width
-        last = self._connection.execute(
-            "SELECT max(first) FROM chunks WHERE user = ?", (user,)
-        ).fetchone()[0]
-        if last is None:
+        wanted = {"user": user, "limit": limit, "since": since, "chunk": CHUNK}
+        rows = self._reader.execute(READ, wanted).fetchall()
+        if not rows:
             return None
-        # The newest chunk may hold one record only, so count from where it begins.
-        oldest = since if since is not None else last - limit
-        rows = self._connection.execute(
-            "SELECT first, records FROM chunks WHERE user = ? AND first > ? ORDER BY first",
-            (user, oldest - CHUNK),
-        ).fetchall()
-        data, first = b"".join(records for _, records in rows), rows[0][0]
-        total = first + len(data) // width
-        begin = max(first, since if since is not None else total - limit)
-        return self.records.unpack(begin, data[(begin - first) * width :])
+        oldest, total = rows[0][0], rows[-1][0] + rows[-1][1]
+        begin = since if since is not None else total - limit
+        blocks = [(first, data) for first, _, data in rows]
+        return merge_blocks(blocks, min(max(oldest, begin), total), total)
+
+    def _delete(self, user: str) -> int:
+        counted = self._writer.execute("SELECT sum(count) FROM blocks WHERE user = ?", (user,))
+        count = counted.fetchone()[0]
+        self._writer.execute("DELETE FROM blocks WHERE user = ?", (user,))
+        return count or 0
+
+    def _import(self, histories: list[tuple[str, History]], replace: bool) -> list[str]:
+        written = []
+        for user, history in histories:
+            if replace:
+                self._writer.execute("DELETE FROM blocks WHERE user = ?", (user,))
+            elif self._writer.execute(NEWEST, (user,)).fetchone() is not None:
+                continue
+            if len(history):
+                self._writer.executemany(WRITE, [(user, *block) for block in cut_blocks(history)])
+                self._writer.execute(TRIM, (user, history.total - self._keep))
+                written.append(user)
+        return written
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Run a block in one transaction: committed as a whole, or not at all."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has rolled back by itself after some failures (a full disk).
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _about(connection: sqlite3.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT name, value FROM about").fetchall())
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from another one that took its name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,6 +1,6 @@
 """What a user did: one type from the wire to the model. Touch this to add a field."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ class History:
     `items` are original ids and `timestamps` whole numbers; `actions` holds one column per action,
     `user_features` the values of the user features a bundle was trained with: a label or a code, a
     list of them, or a number (an absent one counts as not known). Messages and stores give numpy
-    arrays (int64, and float32 for actions); the engine also takes lists and checks them.
+    arrays (int64 or text ids, int64 times, float32 actions); the engine also takes lists and checks
+    them.
     """
 
     items: Any
@@ -44,19 +45,27 @@ class History:
         """Return these behaviours followed by later ones; an absent action counts as 0."""
         if not len(self):
             return replace(later, first=self.total)
-        absent = np.zeros(len(later), dtype=np.float32)
-        return replace(
-            self,
-            items=np.concatenate([self.items, later.items]),
-            timestamps=np.concatenate([self.timestamps, later.timestamps]),
-            actions={
-                name: np.concatenate([values, later.actions.get(name, absent)])
-                for name, values in self.actions.items()
-            },
-        )
+        both = join_histories([self, later])
+        return replace(self, items=both.items, timestamps=both.timestamps, actions=both.actions)
 
     def _select(self, places: slice | np.ndarray) -> "History":
         actions = {name: values[places] for name, values in self.actions.items()}
         return replace(
             self, items=self.items[places], timestamps=self.timestamps[places], actions=actions
         )
+
+
+def join_histories(parts: Sequence[History]) -> History:
+    """Return one history of parts that follow each other; an absent action counts as 0."""
+    names = dict.fromkeys(name for part in parts for name in part.actions)
+
+    def column(name: str, part: History) -> np.ndarray:
+        values = part.actions.get(name)
+        return np.zeros(len(part), dtype=np.float32) if values is None else values
+
+    return History(
+        np.concatenate([part.items for part in parts]),
+        np.concatenate([part.timestamps for part in parts]),
+        {name: np.concatenate([column(name, part) for part in parts]) for name in names},
+        first=parts[0].first,
+    )

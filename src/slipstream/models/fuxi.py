@@ -5,7 +5,8 @@
     o = x + W_o dropout(h) + b_o         y = o + W_3 dropout(SiLU(W_1 RMS(o)) * W_2 RMS(o))
 
 The time and position maps multiply the values directly, without the semantic map's SiLU and
-divisor. Touch this when FuXi's layer changes; what it shares with HSTU is in gated_attention.py.
+divisor. With `time_encoding: functional` the time map is FuXi-gamma's function of the gap. Touch
+this when FuXi's layer changes; what it shares with HSTU is in gated_attention.py.
 """
 
 import torch

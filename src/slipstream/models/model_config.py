@@ -7,12 +7,20 @@ when a model gets another setting.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from slipstream.models.sizes import SIZES, Size, named_size
 
 Kind = Literal["hstu", "fuxi", "sasrec"]
 TimeBias = Literal["own", "next", "none"]
+TimeEncoding = Literal["buckets", "functional"]
 Task = Literal["retrieval", "ranking"]
 
 _RELATIVE: dict[str, Any] = {"time_bias": "own", "time_buckets": 128, "position_bias": True}
@@ -47,7 +55,12 @@ class ModelConfig(BaseModel):
         0.2, ge=0, lt=1, description="dropout on the tokens as they enter the first layer"
     )
     time_buckets: int = Field(
-        128, ge=0, le=4096, description="logarithmic buckets of the time bias"
+        128, ge=0, le=4096, description="logarithmic buckets of the time bias (buckets)"
+    )
+    time_encoding: TimeEncoding = Field(
+        "buckets",
+        description="the time bias: a learned entry per bucket, or functional: a decay "
+        "a exp(-b days^c) whose a, b, c a layer learns (hstu, fuxi)",
     )
     time_bias: TimeBias = Field(
         "own",
@@ -90,6 +103,14 @@ class ModelConfig(BaseModel):
             return data  # the field's own check has the better sentence
         return _BY_KIND[kind] | (named_size(kind, size) if size is not None else {}) | data
 
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what earlier versions did not know, so that digests and versions stay."""
+        content: dict[str, Any] = dump(self)
+        if content.get("time_encoding") == "buckets":
+            del content["time_encoding"]
+        return content
+
     @model_validator(mode="after")
     def _settle(self) -> "ModelConfig":
         for name in ("dqk", "dv"):
@@ -105,7 +126,13 @@ class ModelConfig(BaseModel):
                 "sasrec has no relative bias: set time_bias to none and position_bias to false, "
                 "or leave them out"
             )
-        if self.time_bias != "none" and self.time_buckets == 0:
+        if self.time_encoding == "functional":
+            if self.time_bias == "none":
+                raise ValueError(
+                    "time_encoding functional encodes a time bias, which this model does not have: "
+                    "set time_bias to own or next (hstu, fuxi), or leave time_encoding out"
+                )
+        elif self.time_bias != "none" and self.time_buckets == 0:
             raise ValueError(
                 "a time bias needs buckets: set time_buckets to 1 or more, or time_bias to none"
             )

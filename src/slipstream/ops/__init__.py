@@ -4,7 +4,7 @@
 `x_reference.py` is plain PyTorch, and every other back-end is tested against it. `x_native.py`
 calls the kernels of `native/x*.cpp` through kernel_call.py. `x_triton.py` holds Triton kernels.
 `x_types.py` holds what all back-ends of x receive. Operators whose back-ends are a few lines hold
-them in `x.py`: causal_attention, counter_random, item_draws, row_gather.
+them in `x.py`: causal_attention, counter_random, item_draws, row_gather, topk.
 
 Touch this when an operator becomes public.
 """
@@ -45,9 +45,13 @@ if TYPE_CHECKING:
     from slipstream.ops.rows import take_rows as take_rows
     from slipstream.ops.rows import unique_keys as unique_keys
     from slipstream.ops.sample_clustering import assign_samples as assign_samples
+    from slipstream.ops.topk import QuantizedRows as QuantizedRows
+    from slipstream.ops.topk import quantize_rows as quantize_rows
+    from slipstream.ops.topk import top_k as top_k
 
 __all__ = [
     "GroupedSoftmaxInputs",
+    "QuantizedRows",
     "RelativeBias",
     "TokenGroups",
     "assign_samples",
@@ -66,6 +70,7 @@ __all__ = [
     "linear_silu",
     "norm_gate_dropout",
     "one_token_groups",
+    "quantize_rows",
     "random_bits",
     "random_integers",
     "random_uniform",
@@ -77,12 +82,14 @@ __all__ = [
     "softmax_attention",
     "take_rows",
     "time_bucket_borders",
+    "top_k",
     "unique_keys",
 ]
 __getattr__, __dir__ = exporter(
     __name__,
     {
         "GroupedSoftmaxInputs": "grouped_losses",
+        "QuantizedRows": "topk",
         "RelativeBias": "attention",
         "TokenGroups": "grouped_losses",
         "assign_samples": "sample_clustering",
@@ -101,6 +108,7 @@ __getattr__, __dir__ = exporter(
         "linear_silu": "pointwise",
         "norm_gate_dropout": "pointwise",
         "one_token_groups": "grouped_losses",
+        "quantize_rows": "topk",
         "random_bits": "counter_random",
         "random_integers": "counter_random",
         "random_uniform": "counter_random",
@@ -112,6 +120,7 @@ __getattr__, __dir__ = exporter(
         "softmax_attention": "causal_attention",
         "take_rows": "rows",
         "time_bucket_borders": "attention",
+        "top_k": "topk",
         "unique_keys": "rows",
     },
 )

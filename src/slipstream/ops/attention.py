@@ -58,7 +58,7 @@ def fuxi_attention(
 ) -> torch.Tensor:
     """out_T3HV: SiLU(scale q·k) / divisor · v, time bias · v, position bias · v over visible keys.
 
-    The channel of an absent bias table is zero. Arguments are those of `hstu_attention`.
+    The channel of an absent bias is zero. Arguments are those of `hstu_attention`.
     """
     arguments = check_arguments(q_THK, k_SHK, v_SHV, q_offsets_B1, k_offsets_B1, **options)
     return _dispatch(arguments, backend, fuxi=True)

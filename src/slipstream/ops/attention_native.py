@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from slipstream.ops import native
-from slipstream.ops.attention_types import AttentionArguments
+from slipstream.ops.attention_types import TIME_UNIT, AttentionArguments
 from slipstream.ops.kernel_call import differentiable, kernel
 
 _POINTERS = (
     "q", "k", "v", "q_offsets", "k_offsets", "q_times", "k_times", "candidates", "position", "time",
-    "borders", "out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position", "grad_time",
+    "borders", "decay", "out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_position",
+    "grad_time", "grad_decay",
 )  # fmt: skip
 _SIZES = (
     "sequences", "heads", "key_width", "value_width", "position_entries", "time_entries", "window",
@@ -30,6 +31,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _SIZES),
         ("inverse_divisor", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("time_unit", ctypes.c_float),
         ("threads", ctypes.c_int32),
         ("channels", ctypes.c_int32),
     )
@@ -54,6 +56,7 @@ def _run(
         "position": a.position_P,
         "time": a.time_W,
         "borders": a.borders_W,
+        "decay": a.decay_3,
     } | outputs
     kept = {
         name: tensor.contiguous() if tensor is not None else None
@@ -70,6 +73,7 @@ def _run(
         window=a.window or 0,
         inverse_divisor=1.0 / a.divisor,
         scale=a.scale,
+        time_unit=TIME_UNIT,
         threads=torch.get_num_threads(),
         channels=channels,
     )
@@ -102,7 +106,7 @@ class _NativeAttention(torch.autograd.Function):
         a: AttentionArguments = ctx.arguments
         _ = ctx.saved_tensors  # raises if an input was changed in place since the forward pass
         grads = [None if tensor is None else torch.empty(tensor.shape) for tensor in a.leaves]
-        names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time")
+        names = ("grad_q", "grad_k", "grad_v", "grad_position", "grad_time", "grad_decay")
         _run(
             "ss_attention_backward",
             a,

@@ -6,12 +6,19 @@ device; gradients come from autograd. Touch this only when what attention comput
 
 import torch
 
-from slipstream.ops.attention_types import AttentionArguments
+from slipstream.ops.attention_types import TIME_UNIT, AttentionArguments
 
 
 def bucket_of(difference: torch.Tensor, borders_W: torch.Tensor) -> torch.Tensor:
     """The time bucket of |difference| (int64): the last border that does not exceed it."""
     return torch.bucketize(difference.abs(), borders_W, right=True) - 1
+
+
+def time_decay(difference: torch.Tensor, decay_3: torch.Tensor) -> torch.Tensor:
+    """The functional time bias of |difference|: a · exp(-b · u^c), u in days."""
+    a, b, c = decay_3.unbind()
+    days = difference.abs().to(decay_3.dtype) / TIME_UNIT
+    return a * torch.exp(-b * torch.pow(days, c))
 
 
 def visible_and_biases(
@@ -28,14 +35,12 @@ def visible_and_biases(
         visible_IJ = visible_IJ & (apart_IJ < a.window)
     zero_IJ = torch.zeros(q_len, k_len, dtype=a.q_THK.dtype, device=device)
     time_IJ, position_IJ = zero_IJ, zero_IJ
-    if (
-        a.time_W is not None
-        and a.timestamps_T is not None
-        and a.k_timestamps_S is not None
-        and a.borders_W is not None
-    ):
+    if a.timestamps_T is not None and a.k_timestamps_S is not None:
         difference_IJ = a.timestamps_T[q0:q1].unsqueeze(1) - a.k_timestamps_S[k0:k1].unsqueeze(0)
-        time_IJ = a.time_W[bucket_of(difference_IJ, a.borders_W)]
+        if a.decay_3 is not None:
+            time_IJ = time_decay(difference_IJ, a.decay_3)
+        elif a.time_W is not None and a.borders_W is not None:
+            time_IJ = a.time_W[bucket_of(difference_IJ, a.borders_W)]
     if a.position_P is not None:
         n = (a.position_P.numel() + 1) // 2
         position_IJ = a.position_P[apart_IJ.clamp(1 - n, n - 1) + n - 1]
@@ -44,9 +49,8 @@ def visible_and_biases(
 
 def _empty_output(a: AttentionArguments, shape: tuple[int, ...]) -> torch.Tensor:
     """The output of an empty batch; it depends on every input, so that all gradients are zeros."""
-    inputs = (a.q_THK, a.k_SHK, a.v_SHV, a.position_P, a.time_W)
     return a.q_THK.new_zeros(shape) + sum(
-        0 * tensor.sum() for tensor in inputs if tensor is not None
+        0 * tensor.sum() for tensor in a.leaves if tensor is not None
     )
 
 

@@ -3,9 +3,11 @@
 One program serves a block of queries (forward, and backward for the queries and the bias tables) or
 a block of keys (backward for keys and values) of one head. Scores and biases are computed tile by
 tile from positions and timestamps and never stored. Time buckets come from a binary search over the
-exact integer borders. Table gradients are added atomically, so on a device their last bits may
-differ from run to run. The kernels have run only in Triton's interpreter on a CPU, never on an
-accelerator. Touch this when what attention computes changes.
+exact integer borders (SEARCH steps); SEARCH = 0 means that the time bias is a function of the gap,
+whose a, b and c stand in the place of the table. Gradients of tables and of a, b, c are added
+atomically, so on a device their last bits may differ from run to run. The kernels have run only in
+Triton's interpreter on a CPU, never on an accelerator. Touch this when what attention computes
+changes.
 """
 # The bodies of the kernels are Triton's language, not Python's.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,10 +18,32 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.ops.attention_types import AttentionArguments
+from slipstream.ops.attention_types import TIME_UNIT, AttentionArguments
 from slipstream.ops.kernel_call import apply
 
 BLOCK = 32
+UNIT = tl.constexpr(TIME_UNIT)
+
+
+@triton.jit
+def _decay(decay_ptr, q_time, k_time):
+    """Of the gaps u of a tile: exp(-b u^c), u^c (0 where u is 0) and ln u (finite where u is 0)."""
+    dt = tl.abs(q_time[:, None] - k_time[None, :])
+    log = tl.log(tl.maximum(dt, 1).to(tl.float32) / UNIT)
+    power = tl.where(dt > 0, tl.exp(tl.load(decay_ptr + 2) * log), 0.0)
+    return tl.exp(-tl.load(decay_ptr + 1) * power), power, log
+
+
+@triton.jit
+def _add_decay_gradient(grad_ptr, decay_ptr, q_time, k_time, grad):
+    """Add what the gradient of a tile's time bias is for a, b and c."""
+    decay, power, log = _decay(decay_ptr, q_time, k_time)
+    a, b = tl.load(decay_ptr), tl.load(decay_ptr + 1)
+    slope = grad * decay
+    tl.atomic_add(grad_ptr, tl.sum(slope))
+    slope = -a * slope * power
+    tl.atomic_add(grad_ptr + 1, tl.sum(slope))
+    tl.atomic_add(grad_ptr + 2, b * tl.sum(slope * log))
 
 
 @triton.jit
@@ -34,7 +58,10 @@ def _biases(
     time = position
     if HAS_POSITION:
         position = tl.load(position_ptr + place)
-    if HAS_TIME:
+    if HAS_TIME and SEARCH == 0:
+        time, _, _ = _decay(time_ptr, q_time, k_time)
+        time = tl.load(time_ptr) * time
+    if HAS_TIME and SEARCH > 0:
         dt = tl.abs(q_time[:, None] - k_time[None, :])
         for i in tl.static_range(SEARCH):
             further = bucket + (1 << (SEARCH - 1 - i))
@@ -231,7 +258,12 @@ def backward_queries_kernel(
                         grad_out_ptr + channel, q0, rows, q_len, head, stride, value_width, V
                     )
                     by_time = tl.dot(second, tl.trans(v), input_precision="ieee")
-                tl.atomic_add(grad_time_ptr + share * time_entries + bucket, by_time, mask=seen)
+                at = grad_time_ptr + share * time_entries
+                if SEARCH == 0:
+                    by_time = tl.where(seen, by_time, 0.0)
+                    _add_decay_gradient(at, time_ptr, q_time, k_time, by_time)
+                else:
+                    tl.atomic_add(at + bucket, by_time, mask=seen)
             if HAS_POSITION:
                 by_position = grad
                 if CHANNELS == 3:
@@ -307,6 +339,11 @@ def backward_keys_kernel(
         _store_rows(grad_v_ptr, k0, keys, k_len, head, heads * value_width, value_width, grad_v, V)
 
 
+def _time(a: AttentionArguments) -> torch.Tensor | None:
+    """The time table, or a, b and c of the function, or None."""
+    return a.time_W if a.decay_3 is None else a.decay_3
+
+
 def _launch(
     kernel: Any,
     a: AttentionArguments,
@@ -324,10 +361,11 @@ def _launch(
     blocks = triton.cdiv(max(1, int(offsets_B1.diff().max())), BLOCK)
     inputs = (
         a.q_THK, a.k_SHK, a.v_SHV, a.q_offsets_B1, a.k_offsets_B1, a.num_candidates_B,
-        a.position_P, a.time_W, a.borders_W, a.timestamps_T, a.k_timestamps_S,
+        a.position_P, _time(a), a.borders_W, a.timestamps_T, a.k_timestamps_S,
     )  # fmt: skip
     tensors = [(a.q_THK if x is None else x).contiguous() for x in inputs]
-    entries = 0 if a.time_W is None else a.time_W.numel()
+    time = _time(a)
+    entries = 0 if time is None else time.numel()
     kernel[(blocks, sequences, heads)](
         *tensors,
         *outputs,
@@ -342,10 +380,10 @@ def _launch(
         K=max(16, triton.next_power_of_2(a.q_THK.shape[2])),
         V=max(16, triton.next_power_of_2(a.v_SHV.shape[2])),
         N=BLOCK,
-        SEARCH=max(1, entries.bit_length()),
+        SEARCH=0 if a.decay_3 is not None else max(1, entries.bit_length()),
         CHANNELS=channels,
         HAS_POSITION=a.position_P is not None,
-        HAS_TIME=a.time_W is not None,
+        HAS_TIME=time is not None,
         HAS_CANDIDATES=a.num_candidates_B is not None,
         HAS_WINDOW=a.window is not None,
     )
@@ -376,21 +414,16 @@ class _TritonAttention(torch.autograd.Function):
         )
         shares = (a.q_offsets_B1.numel() - 1) * a.q_THK.shape[1]
         tables = [
-            None if x is None else x.new_zeros(shares, x.numel()) for x in (a.position_P, a.time_W)
+            None if x is None else x.new_zeros(shares, x.numel()) for x in (a.position_P, _time(a))
         ]
         placed = [grad_q if x is None else x for x in tables]
         _launch(
             backward_queries_kernel, a, ctx.channels, a.q_offsets_B1, [grad_out, grad_q, *placed]
         )
         _launch(backward_keys_kernel, a, ctx.channels, a.k_offsets_B1, [grad_out, grad_k, grad_v])
-        return (
-            None,
-            None,
-            grad_q,
-            grad_k,
-            grad_v,
-            *(None if x is None else x.sum(0) for x in tables),
-        )
+        position, time = (None if x is None else x.sum(0) for x in tables)
+        by_kind = (None, time) if a.decay_3 is not None else (time, None)
+        return (None, None, grad_q, grad_k, grad_v, position, *by_kind)
 
 
 def attention(a: AttentionArguments, *, fuxi: bool) -> torch.Tensor:

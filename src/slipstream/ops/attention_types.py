@@ -1,4 +1,4 @@
-"""What every attention back-end receives: checked arguments, and the borders of the time buckets.
+"""What every attention back-end receives: checked arguments, and how the time bias is defined.
 
 Touch this when the attention operators get another argument.
 """
@@ -15,19 +15,27 @@ from slipstream.ops import operand_checks
 
 LAST_BORDER = (1 << 63) - 1
 MAX_BUCKETS = 512
+TIME_UNIT = 86_400.0  # of the functional time bias: timestamps count seconds, it counts days
 
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Two learned tables shared by all heads of a layer; either may be absent.
+    """Learned position and time biases shared by all heads of a layer; either may be absent.
 
     position_P has 2n - 1 entries, entry clamp(i - j, 1 - n, n - 1) + n - 1 for query position i and
-    key position j; time_W has buckets + 1 entries, chosen by `time_bucket_borders` from |query time
-    - key time|.
+    key position j. The time bias of |dt| = |query time - key time| is one of two: time_W has
+    buckets + 1 entries, chosen by `time_bucket_borders`; decay_3 holds a, b and c > 0 of the
+    function a · exp(-b · (|dt| / TIME_UNIT)^c), which is a at |dt| = 0.
     """
 
     position_P: torch.Tensor | None = None
     time_W: torch.Tensor | None = None
+    decay_3: torch.Tensor | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a time bias of either kind."""
+        return self.time_W is not None or self.decay_3 is not None
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -36,7 +44,7 @@ class AttentionOptions(TypedDict, total=False):
     divisor: Required[float]  # of SiLU's result: a constant of the model
     scale: float  # of q·k; 1 unless given
     bias: RelativeBias | None
-    timestamps_T: torch.Tensor | None  # from when each query looks back; needed with a time table
+    timestamps_T: torch.Tensor | None  # from when each query looks back; needed with a time bias
     k_timestamps_S: torch.Tensor | None  # when each key happened; timestamps_T unless given
     num_candidates_B: torch.Tensor | None  # how many last tokens of each sequence are candidates
     window: int | None  # keep only the keys fewer than so many positions back
@@ -86,6 +94,7 @@ class AttentionArguments:
     position_P: torch.Tensor | None
     time_W: torch.Tensor | None
     borders_W: torch.Tensor | None
+    decay_3: torch.Tensor | None
     timestamps_T: torch.Tensor | None
     k_timestamps_S: torch.Tensor | None
     num_candidates_B: torch.Tensor | None
@@ -94,7 +103,7 @@ class AttentionArguments:
     @property
     def leaves(self) -> tuple[torch.Tensor | None, ...]:
         """The tensors that gradients reach."""
-        return (self.q_THK, self.k_SHK, self.v_SHV, self.position_P, self.time_W)
+        return (self.q_THK, self.k_SHK, self.v_SHV, self.position_P, self.time_W, self.decay_3)
 
     def output_shape(self, channels: int) -> tuple[int, ...]:
         """[T, H, V], with a channel axis after the tokens where there are several channels."""
@@ -188,6 +197,7 @@ def check_arguments(
         position_P=bias.position_P,
         time_W=bias.time_W,
         borders_W=borders_W,
+        decay_3=bias.decay_3,
         timestamps_T=timestamps_T,
         k_timestamps_S=k_timestamps_S,
         num_candidates_B=num_candidates_B,
@@ -213,7 +223,7 @@ def _check_operands(
         )
     if not isinstance(bias, RelativeBias):
         raise TypeError(f"bias must be a RelativeBias, got {type(bias).__name__}")
-    tables = {"position_P": bias.position_P, "time_W": bias.time_W}
+    tables = {"position_P": bias.position_P, "time_W": bias.time_W, "decay_3": bias.decay_3}
     for name, table in tables.items():
         if table is not None:
             operand_checks.tensor(name, table, dims=1)
@@ -222,6 +232,10 @@ def _check_operands(
         raise ValueError(
             f"position_P must have 2n - 1 entries, an odd number, got {bias.position_P.numel()}"
         )
+    if bias.decay_3 is not None and bias.decay_3.numel() != 3:
+        raise ValueError(f"decay_3 must hold a, b and c, got {bias.decay_3.numel()} entries")
+    if bias.time_W is not None and bias.decay_3 is not None:
+        raise ValueError("time_W and decay_3 are two kinds of time bias: give one of them")
 
 
 def _check_offsets(
@@ -252,15 +266,15 @@ def _check_times(
     timestamps_T: torch.Tensor | None,
     k_timestamps_S: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The queries' and the keys' times, both None where there is no time table."""
+    """The queries' and the keys' times, both None where there is no time bias."""
     if timestamps_T is not None:
         operand_checks.times("timestamps_T", timestamps_T, num_queries)
     if k_timestamps_S is not None:
         operand_checks.times("k_timestamps_S", k_timestamps_S, num_keys)
-    if bias.time_W is None:
+    if not bias.timed:
         return None, None
     if timestamps_T is None:
-        raise ValueError("timestamps_T is required with a time table")
+        raise ValueError("timestamps_T is required with a time bias")
     if k_timestamps_S is None:
         if num_keys != num_queries:
             raise ValueError("k_timestamps_S is required when there are more keys than queries")

@@ -28,6 +28,8 @@ _DTYPES: dict[str, torch.dtype | None] = {
     "int64*": torch.int64,
     "int32*": torch.int32,
     "uint8*": torch.uint8,
+    "int8*": torch.int8,
+    "int16*": torch.int16,
     "HashPair*": torch.int64,
     "char*": None,
     "void*": None,

@@ -103,6 +103,16 @@ int64 ss_transfer_records(
     int32* files, int64* offsets, int64 count, int64 bytes, char* memory, int64 writes, int64 team,
     int threads);
 
+# native/topk.cpp
+void ss_quantize_rows(
+    float* rows, int64 count, int64 width, int64 stride, int8* codes, float* scales, float* errors,
+    float* norms, int threads);
+int64 ss_top_candidates(
+    int16* query, float query_scale, float query_norm, float query_error, int8* codes,
+    float* scales, float* errors, float* norms, float* block_norms, int64 count, int64 stride,
+    int64 k, int64* excluded, int64 num_excluded, uint8* allowed, int64* out, int64 room,
+    int threads);
+
 # native/allocator.cpp
 int32 ss_keep_freed_memory(int64 trim_above);
 """

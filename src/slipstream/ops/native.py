@@ -56,11 +56,11 @@ def available() -> bool:
 def status() -> str:
     """Which library serves, as a phrase for messages and reports."""
     loaded = library()
-    return (
-        f"native kernels: {Path(loaded._name).name}"
-        if loaded is not None
-        else "native kernels: not built"
-    )
+    if loaded is None:
+        return "native kernels: not built"
+    # The symbol is looked up in the library and what it is linked with, so in OpenMP's.
+    threads = "" if hasattr(loaded, "omp_get_max_threads") else ", one thread (without OpenMP)"
+    return f"native kernels: {Path(loaded._name).name}{threads}"
 
 
 def address(tensor: torch.Tensor | None, dtype: torch.dtype | None = None) -> int | None:

@@ -11,7 +11,6 @@ keeps users on their replicas. Touch this when an instance is opened in another 
 import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from slipstream.history.history_store import open_history_store
 from slipstream.serving.http.endpoints import ENDPOINTS
 from slipstream.serving.http.http_app import RequestContext, problem_body, problem_of
 from slipstream.serving.http.instance_app import InstanceSettings
-from slipstream.serving.http.instance_process import action_columns, open_instance
+from slipstream.serving.http.instance_process import open_instance
 from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.http.process import SECRET_VARIABLE
 from slipstream.serving.router.ticket import TicketSigner
@@ -43,9 +42,14 @@ class RelayInstance:
     ) -> None:
         name = serve.get_replica_context().replica_id.unique_id
         settings = InstanceSettings(name=name, bundle=bundle, history=history, model=model)
-        store = open_history_store(history, action_columns(Path(bundle)))
+        store = open_history_store(history)
         signer = TicketSigner(secret.encode())
-        self._service = InstanceService(name, partial(open_instance, settings), store, signer)
+        self._service = InstanceService(
+            name,
+            partial(open_instance, settings),
+            store,
+            signer,
+        )
         self._handlers, self._deadline = self._service.handlers(), deadline_ms / 1000
 
     async def ask(self, user: str, endpoint: str, body: bytes) -> tuple[int, bytes]:

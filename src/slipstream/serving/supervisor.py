@@ -28,6 +28,7 @@ import msgspec
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http.process import (
+    CANNOT_START,
     INSTANCE_KEY_VARIABLE,
     KEYS_VARIABLE,
     SECRET_VARIABLE,
@@ -233,11 +234,13 @@ class Supervisor:
         code = child.process.poll()
         if code is None:
             if now - child.started_at > QUICK_DEATH_SECONDS:
-                child.quick_deaths, child.was_ready = 0, True
+                child.quick_deaths = 0
             return
         _close_stdin(child)
         child.process = None
         child.restarts += 1
+        if code == CANNOT_START and not child.was_ready:
+            raise SlipstreamError(f"{child.name} cannot start; the error above says why")
         child.quick_deaths += 1 if now - child.started_at < QUICK_DEATH_SECONDS else 0
         if child.quick_deaths >= MAX_QUICK_DEATHS and not child.was_ready:
             raise SlipstreamError(

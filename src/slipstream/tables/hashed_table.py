@@ -171,7 +171,10 @@ class HashedTable:
             self._use(slots_U[slots_U >= 0])
             new_U = slots_U < 0
             self._candidates.erase(keys_U[new_U])
-            slots_U[new_U] = self._admit(keys_U[new_U], initialize=False)
+            # Loading a saved table evicts nothing; the next step that admits ids makes room.
+            slots_U[new_U] = self._admit(
+                keys_U[new_U], initialize=False, evicts=SEEN not in rows.state
+            )
             state = {
                 entry: rows.state[entry]
                 for entry in row_state(self.optimizer, self.dim, self.dtype)
@@ -219,13 +222,7 @@ class HashedTable:
 
     def state_dict(self) -> State:
         """Return the rows of all ids that have one, and the sightings of the others."""
-        ids, packed = self._candidates.items()
-        return {
-            **save_touched(self),
-            "candidates": ids,
-            "candidate_sightings": packed,
-            "clock": torch.tensor(self._clock),
-        }
+        return {**save_touched(self), **self.admission()}
 
     def load_state_dict(self, saved: State) -> None:
         """Replace all rows by saved ones; those of another kind of table are refused."""
@@ -233,8 +230,23 @@ class HashedTable:
             self.clear()
             write_saved(self, saved)
             if "clock" in saved:
-                self._candidates.insert(saved["candidates"], saved["candidate_sightings"])
-                self._clock = int(saved["clock"])
+                self.load_admission(saved)
+
+    def admission(self) -> State:
+        """Return what decides when ids get a row: the ids that wait, their sightings, the clock."""
+        with self._lock:
+            ids, packed = self._candidates.items()
+            return {
+                "candidates": ids,
+                "candidate_sightings": packed,
+                "clock": torch.tensor(self._clock),
+            }
+
+    def load_admission(self, saved: State) -> None:
+        """Add ids that wait for a row; the clock is the latest one loaded."""
+        with self._lock:
+            self._candidates.insert(saved["candidates"], saved["candidate_sightings"])
+            self._clock = int(saved["clock"])
 
     # -- which ids have a row --
 
@@ -272,12 +284,14 @@ class HashedTable:
             self._candidates.erase(torch.from_numpy(ids[oldest]))
         return admitted_U
 
-    def _admit(self, ids_U: torch.Tensor, *, initialize: bool = True) -> torch.Tensor:
+    def _admit(
+        self, ids_U: torch.Tensor, *, initialize: bool = True, evicts: bool = True
+    ) -> torch.Tensor:
         """Give rows to new ids; beyond `max_rows`, evict the least useful rows of earlier steps."""
         count = ids_U.numel()
         if count == 0:
             return ids_U
-        if self.max_rows is not None and len(self._index) + count > self.max_rows:
+        if evicts and self.max_rows is not None and len(self._index) + count > self.max_rows:
             self._make_room(len(self._index) + count - self.max_rows)
         slots_U = self._take_slots(count)
         self._index.insert(ids_U, slots_U)
@@ -292,8 +306,8 @@ class HashedTable:
         slots_V = ((self._ids_S >= 0) & (self._seen_S < self._clock)).nonzero().squeeze(1)
         if slots_V.numel() < needed:
             raise SlipstreamError(
-                f"one step needs more rows of table '{self.name}' than max_rows={self.max_rows} "
-                "allows; raise tables.max_rows"
+                f"one step needs more rows of table '{self.name}' than the {self.max_rows} that "
+                "a rank may keep; raise tables.max_rows"
             )
         seen, ids = self._seen_S[slots_V].numpy(), self._ids_S[slots_V].numpy()
         order = (
@@ -338,14 +352,11 @@ class HashedTable:
     # -- the index on disk --
 
     def _saved_index(self) -> State:
-        candidates, packed = self._candidates.items()
         return {
             "ids": self._ids_S[: self._next],
             "seen": self._seen_S[: self._next],
             "sightings": self._sightings_S[: self._next],
-            "candidates": candidates,
-            "candidate_sightings": packed,
-            "clock": torch.tensor(self._clock),
+            **self.admission(),
         }
 
     def _restore(self, saved: State) -> None:

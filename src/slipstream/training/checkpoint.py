@@ -21,9 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from slipstream.errors import SlipstreamError
-from slipstream.files import atomic_directory, read_json
+from slipstream.files import atomic_directory, fsync_path, read_json
 from slipstream.tables.collection import TableCollection
 from slipstream.tables.embedding_table import EmbeddingTable, write_saved
+from slipstream.tables.hashed_table import HashedTable
+from slipstream.tables.row_optimizers import State
 from slipstream.tables.slices import Placement
 from slipstream.training.optimizers import load_optimizer_tensors, optimizer_tensors
 from slipstream.training.ranks import ALONE, Ranks
@@ -143,14 +145,37 @@ def _write_shards(
     from slipstream.training.sharded_checkpoint import save_sharded
 
     save_sharded(directory, dense if ranks.first else {}, sharded, ranks)
+    if ranks.rank < ranks.shards:  # replicas hold the same, so the first one writes
+        for name, table in sharded.items():
+            if isinstance(table, HashedTable):
+                write_tensors(directory / admission_file(name, ranks.shard), table.admission())
+
+
+def admission_file(table: str, shard: int) -> str:
+    """Return the file of a shard's ids that wait for a row of a hashed table."""
+    return f"admission-{shard:05d}-{table}.safetensors"
+
+
+def _load_admission(table: HashedTable, parts: list[State], ranks: Ranks) -> None:
+    """Load the waiting ids of this rank's slices, whichever shards wrote them."""
+    for part in parts:
+        mine = Placement(ranks.shards).owner_of(part["candidates"]) == ranks.shard
+        table.load_admission(
+            {
+                "candidates": part["candidates"][mine],
+                "candidate_sightings": part["candidate_sightings"][mine],
+                "clock": torch.stack([each["clock"] for each in parts]).max(),
+            }
+        )
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write a safetensors file; a failure to write is an OSError."""
+    """Write a safetensors file to the disk; a failure to write is an OSError."""
     try:
         save_file({name: value.detach().contiguous() for name, value in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(None, str(error)) from error
+    fsync_path(path)
 
 
 def read_tensors(path: Path, prefixes: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -225,6 +250,9 @@ def _load_shards(path: Path, tables: TableCollection, ranks: Ranks) -> None:
             table.load_state_dict(_part(reader.dense((f"whole/{name}/",)), f"whole/{name}/"))
         else:
             reader.load_table(table, Placement(ranks.shards).slices(ranks.shard))
+            if isinstance(table, HashedTable):
+                files = sorted(path.glob(f"admission-?????-{name}.safetensors"))
+                _load_admission(table, [read_tensors(file, ("",)) for file in files], ranks)
 
 
 def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> None:
@@ -235,6 +263,7 @@ def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> 
         return
     keys_N = saved.get("keys", torch.arange(len(saved.get("weights", ()))))
     owned = (Placement(ranks.shards).owner_of(keys_N) == ranks.shard).nonzero().squeeze(1)
+    admission = [saved] if "clock" in saved else []
     saved = {
         name: value
         for name, value in saved.items()
@@ -254,6 +283,8 @@ def _load_part(path: Path, table: EmbeddingTable, whole: bool, ranks: Ranks) -> 
     write_saved(
         table, {"keys": keys_N[owned], **{name: value[owned] for name, value in saved.items()}}
     )
+    if isinstance(table, HashedTable):
+        _load_admission(table, admission, ranks)
 
 
 def load_checkpoint(

@@ -102,6 +102,8 @@ def without_users(batch: JaggedBatch) -> JaggedBatch:
     emptied: dict[str, Any] = {
         each.name: {name: part[:0] for name, part in value.items()}
         if isinstance(value, dict)
+        else None
+        if value is None
         else value[:0]
         for each in fields(batch)
         for value in (getattr(batch, each.name),)

@@ -222,7 +222,8 @@ def _record_evaluation(recipe: Recipe, progress: Progress, metrics: dict[str, fl
     """Record an evaluation; return whether it is the best so far."""
     value = figure_of_merit(recipe, metrics)
     progress.metrics = metrics
-    if progress.best_value is not None and not value > progress.best_value:
+    best = progress.best_value
+    if math.isnan(value) or not (best is None or math.isnan(best) or value > best):
         progress.worse_evaluations += 1
         return False
     progress.best_value, progress.best_step, progress.best_metrics = value, progress.step, metrics

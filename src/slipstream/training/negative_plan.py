@@ -43,7 +43,9 @@ def plan_negatives(
     if kind == "catalogue":
         return NegativePlan(supervised_S, None)
     # In the order of the batch, whatever order the loss takes.
-    targets_S = batch.next_items_T[supervised_S]
+    targets_S = batch.global_targets_P
+    if targets_S is None:
+        targets_S = batch.next_items_T[supervised_S]
     if kind == "shared":
         one_name = torch.zeros(1, dtype=torch.int64)
         return NegativePlan(
@@ -92,11 +94,8 @@ def _offsets(sizes: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
 
 
-def mixed_by(config: LossConfig, sampler: UniformNegatives) -> str | None:
+def mixed_by(config: LossConfig) -> str | None:
     """Return the recipe key through which samples of a batch depend on each other, or None."""
-    kind = RETRIEVAL_LOSSES[config.kind]
-    if kind.negatives != "catalogue" and sampler.mixes_samples:
-        return f"loss.sampling={config.sampling}"
     if config.share > 1 and config.share_within == "batch":
         return "loss.share_within=batch"
     return None

@@ -4,10 +4,10 @@ Item r of token t at step s is a pure function of (seed, s, token name, r): micr
 resumed runs draw the very same negatives. `uniform` draws every item alike; `popularity` draws by
 (a power of) how often an item occurs in the training part, through Walker's alias method with
 integer thresholds, and knows the logarithm of each item's probability for the logQ correction.
-`in_batch` draws from the targets of the batch, whose rows are looked up anyway; `mixed` draws a
-share there and the rest from the whole catalogue, so that items nobody chose are pushed down too.
-These two depend on the other samples of the batch (`mixes_samples`). Touch this to draw negatives
-in another way.
+`in_batch` draws from the targets of the global batch, most of whose rows are looked up anyway;
+`mixed` draws a share there and the rest from the whole catalogue, so that items nobody chose are
+pushed down too. Each part of a batch carries these targets, so the draws do not depend on how the
+batch is cut or shared over ranks. Touch this to draw negatives in another way.
 """
 
 import numpy as np
@@ -22,7 +22,6 @@ class UniformNegatives:
     """Every item alike; log_q is a constant and cancels in the softmax, so there is none."""
 
     log_q_N: torch.Tensor | None = None
-    mixes_samples = False
 
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items
@@ -30,7 +29,7 @@ class UniformNegatives:
     def draw(
         self, seed: int, names_X: torch.Tensor, count: int, targets_S: torch.Tensor
     ) -> torch.Tensor:
-        """Draw int64 [X, count]: negatives for each name; `targets_S` are the batch's targets."""
+        """Draw int64 [X, count]: negatives for each name, perhaps from `targets_S`."""
         return draw_items(seed, names_X, count, self.num_items)
 
 
@@ -62,13 +61,11 @@ class PopularityNegatives(UniformNegatives):
 
 
 class BatchNegatives(UniformNegatives):
-    """A share of the draws from the batch's targets, the others uniform.
+    """A share of the draws from the global batch's targets, the others uniform.
 
     With `mixed_share` 1 all draws are from the batch. A target occurs in a batch about as often as
     in training, so q is that mixture: share * frequency + (1 - share) / items.
     """
-
-    mixes_samples = True
 
     def __init__(self, counts_N: np.ndarray, mixed_share: float = 1.0) -> None:
         super().__init__(len(counts_N))

@@ -82,8 +82,8 @@ class LossConfig(Section):
     sampling: Literal["uniform", "popularity", "in_batch", "mixed"] = Field(
         "uniform",
         description="where negatives come from: uniform or popularity over the catalogue; "
-        "in_batch: other targets of the batch, "
-        "at no extra lookup; mixed: a share from the batch, the rest uniform",
+        "in_batch: targets of the global batch, "
+        "whose rows are mostly looked up anyway; mixed: a share from the batch, the rest uniform",
     )
     popularity_power: float = Field(
         1.0,
@@ -110,7 +110,7 @@ class LossConfig(Section):
         "sequence",
         description="whose tokens form a group: those of one sequence, so that samples stay "
         "independent of each other, "
-        "or any of the batch, which a schedule that cuts batches refuses",
+        "or any of the batch, which several ranks and schedules that cut batches refuse",
     )
     share_by: Literal["rows", "logits"] = Field(
         "rows",
@@ -139,6 +139,11 @@ class LossConfig(Section):
         description="compare directions: L2-normalise hidden states and item rows before the dot "
         "product",
     )
+
+    @property
+    def draws_from_batch(self) -> bool:
+        """Whether negatives are drawn from the targets of the global batch."""
+        return self.sampling in ("in_batch", "mixed") and self.kind != "full_softmax"
 
     @model_validator(mode="after")
     def _options_fit(self) -> "LossConfig":
@@ -230,7 +235,10 @@ class TablesConfig(Section):
         description="hashed: training steps an id must be part of before it gets a row",
     )
     max_rows: int | None = Field(
-        None, ge=1, description="hashed: rows a rank keeps at most; the least used make room"
+        None,
+        ge=1,
+        description="hashed: rows of a table at most, shared evenly by the ranks that hold it; the "
+        "least used make room",
     )
     evict: Literal["lru", "lfu"] = Field(
         "lru", description="hashed: which rows are least used: longest ago, or least often"
@@ -280,8 +288,8 @@ class TrainConfig(Section):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads; default: what torch chooses. Bitwise repetition needs the same "
-        "count",
+        description="CPU threads; default: torch's number, or what is free of it. Bitwise "
+        "repetition needs the same count; a resumed run keeps its own",
     )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(True, description="write TensorBoard events too")
@@ -420,12 +428,16 @@ def trained_digest(recipe: Recipe) -> str:
     """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
     bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
-    if recipe.train.schedule not in ("frozen_window", "nested"):
-        bookkeeping += ["micro_batches", "cluster"]
+    bookkeeping += ["micro_batches", "cluster"]
+    # Where and how a step is computed does not matter: what digests said before there was a choice.
+    content["train"] |= {"threads": None, "device": "cpu"}
     if recipe.train.schedule not in ("semi_async", "six_stage"):
         bookkeeping += ["staleness", "synchronous_steps"]
+        content["train"]["schedule"] = "synchronous"  # exact schedules equal the plain loop
     if recipe.tables.replicas == "exact":
         bookkeeping.append("mesh")
+    elif recipe.tables.average_every > 1:  # a checkpoint averages the replicas too
+        bookkeeping.remove("checkpoint_every")
     if recipe.optimizer.decay == "constant":
         bookkeeping += ["epochs", "max_steps", "patience"]
     for key in bookkeeping:

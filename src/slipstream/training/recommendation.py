@@ -310,7 +310,7 @@ class GivenHistories(SequenceStore):
         self.user_features = {
             name: replace(feature, codes=_given_codes(name, feature, histories, rows_B))
             for name, feature in store.user_features.items()
-            if getattr(feature, "kind", "category") == "category"
+            if feature.kind == "category"
         }
 
 

@@ -78,6 +78,11 @@ class Recommender:
                 item_features=recipe.item_features,
             ).to(dtype=dtype)
         self.model.to(device)
+        if ranks.world > 1 and self.mixes_samples is not None:
+            raise SlipstreamError(
+                f"{self.mixes_samples} mixes the samples of a rank, so the objective would depend "
+                "on the number of ranks; use loss.share_within=sequence, or one rank"
+            )
         self.tables = build_tables(recipe, features, dtype, ranks)
         self.fetch: SegmentedFetch | None = None
         if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
@@ -171,9 +176,7 @@ class Recommender:
     @property
     def mixes_samples(self) -> str | None:
         """The recipe key through which samples of a batch see one another, or None."""
-        return (
-            mixed_by(self.recipe.loss, self.negatives) if self.recipe.task == "retrieval" else None
-        )
+        return mixed_by(self.recipe.loss) if self.recipe.task == "retrieval" else None
 
     def loss(self, inputs: StepInputs) -> torch.Tensor:
         """Return the loss summed over the supervised tokens; divide by the count of the step."""
@@ -318,7 +321,7 @@ def build_tables(
             directory=directory,
             cache_bytes=config.cache_bytes,
             admit_after=config.admit_after,
-            max_rows=config.max_rows,
+            max_rows=None if config.max_rows is None else -(-config.max_rows // placement.world),
             evict=config.evict,
         )
         for name, rows in features.table_sizes().items()

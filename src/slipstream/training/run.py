@@ -269,6 +269,7 @@ def make_sampler(recipe: Recipe, store: SequenceStore, ranks: Ranks) -> Training
         task=recipe.task,
         rank=ranks.rank,
         world_size=ranks.world,
+        share_targets=recipe.task == "retrieval" and recipe.loss.draws_from_batch,
     )
 
 

@@ -114,7 +114,8 @@ def make_room(
 def _difference(directory: Path, recipe: Recipe, store: SequenceStore) -> str | None:
     """Return in which way a directory's run is another than this one; None for the same."""
     earlier = read_json(directory / NOTE)
-    if earlier.get("trained_digest") != trained_digest(recipe):
+    # Computed again from its recipe: earlier versions counted more as another run.
+    if trained_digest(read_recipe(directory)) != trained_digest(recipe):
         old, new = flatten(earlier["recipe"]), flatten(recipe.model_dump(mode="json"))
         changed = [
             f"{key} {old.get(key)} instead of {new.get(key)}"

@@ -225,7 +225,8 @@ def save_sharded(
     try:
         dcp.save(
             {},
-            storage_writer=PlainWriter(directory, sync_files=False),
+            # Each rank flushes what it wrote: the node that gives the directory its name cannot.
+            storage_writer=PlainWriter(directory, sync_files=True),
             planner=_SavePlanner(dense, parts),
             process_group=group,
             no_dist=group is None,

@@ -101,6 +101,25 @@ def test_an_entry_that_is_read_does_not_leave(tmp_path):
     assert expander.begin(prefix.key("d"), prefix) is not None
 
 
+def test_a_users_entries_are_forgotten_when_nobody_reads_or_copies_them(tmp_path):
+    served = engine(tmp_path)
+    expander = Expander(served, tmp_path / "shelf", BYTES)
+    for seed in (1, 2):
+        demote(expander, "a", history(60, seed=seed))
+    demote(expander, "b", history(60, seed=3))
+    lease = expander.find("a", served.encode(history(60, seed=1)), {})
+    assert expander.forget("a") == 1 and len(expander) == 2
+    lease.release()
+    assert expander.forget("a") == 0 and found(expander, "b", history(60, seed=3)) == 60
+    prefix = served.prefill(history(60, seed=4))
+    demotion = expander.begin(prefix.key("a"), prefix)
+    assert expander.forget("a") == 1
+    expander.cancel(demotion)
+    assert expander.forget("a") == 0 and len(expander) == 1
+    expander.close()
+    assert len(Expander(served, tmp_path / "shelf", BYTES)) == 1  # nor does a restart find them
+
+
 @pytest.mark.system
 def test_a_kill_at_any_moment_leaves_only_whole_entries(tmp_path):
     served = engine(tmp_path)

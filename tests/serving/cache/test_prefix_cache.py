@@ -71,3 +71,16 @@ def test_a_slot_takes_only_its_own_prefix(small):
     with pytest.raises(ValueError):
         cache.abandon(slot)
     assert list(cache.slots()) == [other] and cache.of_user("a") == []
+
+
+def test_a_users_entries_are_forgotten_pinned_or_not_but_never_under_a_reader(small):
+    cache, held = small
+    for name, until in (("a", 9.0), ("b", None)):
+        publish(cache, cache.reserve(key(name), 10), held, until=until)
+    with cache.acquire(key("a")):
+        assert cache.forget("a") == 1
+    filling = cache.reserve(key("c"), 10)
+    assert (cache.forget("a"), cache.forget("c"), cache.forget("nobody")) == (0, 1, 0)
+    assert cache.of_user("a") == [] and len(cache) == 2
+    cache.abandon(filling)
+    assert cache.forget("c") == 0

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.serving.bundle import random_bundle
 from slipstream.history.user_history import History
+from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.prefix import PrefixBuffer
 from slipstream.serving.request_errors import BadRequest
 from tests.support.serving_samples import (
@@ -29,10 +31,16 @@ def allowed(kind):
     return 1e-5 if kind == "sasrec" else 0.0  # torch's own softmax rounds by shape
 
 
+TIMED = [(kind, bias) for kind, bias in CASES if bias != "none"]
+ENCODED = [(*case, {}) for case in CASES] + [
+    (*case, {"time_encoding": "functional"}) for case in TIMED
+]
+
+
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("kind", "time_bias"), CASES)
-def test_hit_and_extension_equal_the_full_pass(tmp_path, kind, time_bias, task):
-    served = engine(tmp_path, kind, task, time_bias)
+@pytest.mark.parametrize(("kind", "time_bias", "settings"), ENCODED)
+def test_hit_and_extension_equal_the_full_pass(tmp_path, kind, time_bias, settings, task):
+    served = engine(tmp_path, kind, task, time_bias, **settings)
     long = (
         [] if kind == "sasrec" else [(700, 350), (2500, 2400)]
     )  # its masked softmax is the plain formula, and slow
@@ -119,6 +127,17 @@ UNFELT = [
 ]  # no times; order only through positions, which rows carry
 
 
+@pytest.mark.parametrize("kind", ["hstu", "fuxi"])
+def test_a_wrong_time_is_felt_by_a_functional_time_encoding(tmp_path, kind):
+    served = engine(tmp_path, kind, "ranking", "own", time_encoding="functional")
+    whole, items = history(305), candidates(20)
+    full, prefix = served.rank(None, whole, items), served.prefill(cut(whole, 0, 300))
+    assert largest_difference(served.rank(prefix, cut(whole, 300), items), full) == 0
+    with torch.inference_mode():
+        prefix.buffer.times_S[prefix.tokens - 10 : prefix.tokens] -= 3600
+    assert largest_difference(served.rank(prefix, cut(whole, 300), items), full) > 0
+
+
 @pytest.mark.parametrize("length", [20, 300, 2400])
 @pytest.mark.parametrize(
     ("kind", "spoil"),
@@ -197,6 +216,25 @@ def test_retrieve_is_the_exact_best_of_the_catalogue(tmp_path, task):
     assert np.allclose(scores, expected[best], atol=1e-6)
     with_seen, _ = served.retrieve(whole, 1000, exclude_seen=False)
     assert sorted(with_seen) == every.tolist()
+    without, _ = served.retrieve(whole, 1000, exclude_seen=False, exclude=[*items[:3], "no such"])
+    assert sorted(without) == np.setdiff1d(every, items[:3]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("repeat", "found"), [("exclude", ["b", "c/d"]), ("allow", ["a", "b", "c/d"])]
+)
+def test_a_bundle_says_whether_seen_items_come_again_and_names_items_as_it_was_trained(
+    tmp_path, repeat, found
+):
+    model = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 2, "max_len": 40}
+    rules = {"repeat": repeat, "window": "latest", "sampler": {"max_len": 20}}
+    ids = ["a", "b", "c/d"]
+    random_bundle(tmp_path / "b", model, task="retrieval", num_items=3, ids=ids, rules=rules)
+    served = Engine(tmp_path / "b")
+    assert sorted(served.retrieve(History(["a"], [1]), 9)[0]) == found
+    assert sorted(served.retrieve(History(["a"], [1]), 9, exclude_seen=True)[0]) == ["b", "c/d"]
+    assert (served.rules.max_len, served.max_len) == (20, 40)
+    served.prefill(History(["a"] * 40, [1] * 40))  # the engine still takes what the model does
 
 
 def test_a_past_of_another_history_or_version_is_refused(tmp_path):

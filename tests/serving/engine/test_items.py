@@ -1,4 +1,4 @@
-"""Original ids become rows and come back, int64 and text alike; unknown ones are refused."""
+"""Original ids become rows and come back, int64 and text alike; titles and features are shown."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,46 +6,76 @@ import pytest
 import torch
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.engine.items import ItemIds, whole_numbers
+from slipstream.serving.engine.items import ItemIds
 from slipstream.serving.request_errors import BadRequest
 
 INT64_MAX = 2**63 - 1
 
 
-def catalogue(path, ids):
-    batch = pa.record_batch({"id": pa.array(ids)})
+def catalogue(path, ids, **columns):
+    batch = pa.record_batch({"id": pa.array(ids), **columns})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return ItemIds(path)
 
 
-def test_text_ids(tmp_path):
-    ids = catalogue(tmp_path / "items.arrow", ["a", "b", "ü"])
-    assert ids.rows(["ü", "a"]).tolist() == [2, 0]
-    assert ids.originals(torch.tensor([1])) == ["b"]
+def test_text_ids_take_whole_numbers_as_their_decimal_text(tmp_path):
+    ids = catalogue(tmp_path / "items.arrow", ["12", "a/b", "ü"])
+    assert ids.rows(["ü", "a/b"]).tolist() == [2, 1]
+    assert ids.rows([12]).tolist() == ids.rows(np.array([12])).tolist() == [0]
+    assert ids.originals(torch.tensor([1])) == ["a/b"]
+    assert ids.contains(np.array(["ü", "c"], dtype=object)).tolist() == [True, False]
+    assert ids.canonical([12, "new"]).tolist() == ["12", "new"]
     with pytest.raises(BadRequest, match="'c'"):
-        ids.rows(["c"])
+        ids.rows(["ü", "c"])
 
 
-def test_ids_up_to_the_largest_int64_are_exact(tmp_path):
-    ids = catalogue(tmp_path / "items.arrow", [5, 2**53 + 1, INT64_MAX])
-    assert ids.rows([INT64_MAX, 2**53 + 1]).tolist() == [2, 1]
-    assert ids.originals(torch.tensor([1, 2])) == [2**53 + 1, INT64_MAX]
+def test_ids_from_the_smallest_to_the_largest_int64_are_exact(tmp_path):
+    smallest = -(2**63)
+    ids = catalogue(tmp_path / "items.arrow", [smallest, -5, 5, 2**53 + 1, INT64_MAX])
+    assert ids.rows([INT64_MAX, 2**53 + 1, smallest, -5]).tolist() == [4, 3, 0, 1]
+    assert ids.originals(torch.tensor([0, 4])) == [smallest, INT64_MAX]
     with pytest.raises(BadRequest, match=str(2**53)):
         ids.rows([2**53])
     sent = np.array([INT64_MAX, 6, 5, INT64_MAX - 1])
     assert ids.contains(sent).tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize("values", [[1.5], [True], [2**63], np.array([1.0]), [[1]], ["1"]])
-def test_what_is_no_whole_number_is_refused(values):
-    with pytest.raises(BadRequest, match="ids must be"):
-        whole_numbers("ids", values)
+def test_a_catalogue_of_numbers_takes_their_text(tmp_path):
+    ids = catalogue(tmp_path / "items.arrow", [-5, 0, 12])
+    assert ids.find(["12", 0, "-5", "007", "SKU", 13]).tolist() == [2, 1, 0, -1, -1, -1]
+    assert ids.canonical(["12", 99]).tolist() == [12, 99]
+    assert ids.canonical(["12"]).dtype == np.int64
+    with pytest.raises(BadRequest, match="'SKU' is no whole number"):
+        ids.canonical([1, "SKU"])
 
 
-def test_whole_numbers_of_any_kind_become_int64():
-    for values in ([1, 2], np.array([1, 2], dtype=np.uint64), torch.tensor([1, 2])):
-        assert whole_numbers("ids", values).tolist() == [1, 2]
+def test_titles_are_null_where_there_are_none(tmp_path):
+    titles = pa.array(["Lamp", None, "Rug"])
+    ids = catalogue(tmp_path / "items.arrow", [1, 2, 3], title=titles)
+    assert ids.titles([3, 2, 1, 9]) == ["Rug", None, "Lamp", None]
+    plain = catalogue(tmp_path / "plain.arrow", ["a", "b"])
+    assert plain.titles(["b", "a"]) == [None, None]
+
+
+def test_features_are_shown_as_labels_lists_or_numbers(tmp_path):
+    labels = pa.array(["", "lamps", "rugs"])
+    category = pa.DictionaryArray.from_arrays(pa.array([2, 0, 1]), labels)
+    colours = pa.LargeListArray.from_arrays(
+        pa.array([0, 2, 2, 3], type=pa.int64()),
+        pa.DictionaryArray.from_arrays(pa.array([1, 2, 1]), pa.array(["", "oak", "red"])),
+    )
+    price = pa.array([1.5, float("nan"), None], type=pa.float32())
+    columns = {"feature:category": category, "feature:colours": colours, "feature:price": price}
+    ids = catalogue(tmp_path / "items.arrow", ["x", "y", "z"], **columns)
+    assert ids.features == ("category", "colours", "price")
+    assert ids.shown(["colours", "category", "price"], ["z", "y", "x"]) == {
+        "colours": [["oak"], [], ["oak", "red"]],
+        "category": ["lamps", None, "rugs"],
+        "price": [None, None, 1.5],
+    }
+    with pytest.raises(BadRequest, match=r"'brand' is no item feature .*category, colours, price"):
+        ids.shown(["brand"], [])
 
 
 def test_a_vocabulary_that_cannot_be_read_says_what_to_do(tmp_path):

@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = _answer
+    do_GET = do_POST = do_DELETE = _answer
 
     def log_message(self, *_: object) -> None:
         """Keep the test's output clean."""
@@ -81,6 +81,8 @@ def test_a_call_sends_its_message_and_returns_the_answer(server: RecordingServer
         (lambda client: client.recommend("ann", 3), "POST", "/v1/recommend"),
         (lambda client: client.events("ann", [1], [2]), "POST", "/v1/events"),
         (lambda client: client.user("a/b ü", 5), "GET", "/v1/users/a%2Fb%20%C3%BC?limit=5"),
+        (lambda client: client.delete("a/b?#%"), "DELETE", "/v1/users/a%2Fb%3F%23%25"),
+        (lambda client: client.delete(".."), "DELETE", "/v1/users/.."),
         (lambda client: client.drain("i-0"), "POST", "/admin/drain"),
         (lambda client: client.reload("v2"), "POST", "/admin/reload"),
         (lambda client: client.metrics(), "GET", "/metrics"),

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from slipstream.serving.http.endpoints import DEADLINE_HEADER, ENDPOINTS, MEANING, openapi
@@ -32,6 +33,15 @@ def test_the_document_lists_the_endpoints_of_its_role(role: Any):
         assert ("security" in operation) == endpoint.open
         names = [parameter["name"] for parameter in operation.get("parameters", [])]
         assert (DEADLINE_HEADER in names) == endpoint.timed
+
+
+def test_every_request_has_an_example_that_is_a_request():
+    document = openapi("router")
+    for endpoint in ENDPOINTS:
+        if endpoint.request is not None:
+            operation = document["paths"][endpoint.path][endpoint.method.lower()]
+            example = operation["requestBody"]["content"]["application/json"]["example"]
+            msgspec.convert(example, endpoint.request)
 
 
 @pytest.mark.parametrize("role", ROLES)

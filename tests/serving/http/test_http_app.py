@@ -1,11 +1,12 @@
 """The gate, bodies, deadlines and refusals, the same for every endpoint."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from slipstream.history.history_store import AppendError
+from slipstream.history.history_store import AppendError, HistoryStoreError
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.endpoints import ENDPOINTS
 from slipstream.serving.http.http_app import Gate, RequestMetrics, build, problem_of
@@ -50,6 +51,7 @@ def post(gate: Gate, path: str = "/v1/rank", body: Any = RANK, **more: str) -> A
         (TicketError("ticket_invalid", "x"), 403, "ticket_invalid"),
         (TicketError("ticket_expired", "x"), 410, "ticket_expired"),
         (AppendError("x"), 409, "conflict"),
+        (HistoryStoreError("no route to redis.internal"), 503, "store_unavailable"),
         (OverloadError("queue_full"), 429, "overloaded"),
         (OverloadError("draining"), 503, "draining"),
         (DeadlineError("x"), 504, "deadline_passed"),
@@ -61,6 +63,7 @@ def test_every_refusal_has_its_status_and_code(error: Exception, status: int, co
     answer = post(gate)
     assert (answer.status, answer.content["error"]) == (status, code)
     assert (answer.headers.get("retry-after") == "1") == (status in (429, 503))
+    assert "redis.internal" not in answer.content["detail"]
 
 
 def test_an_unexpected_failure_tells_the_client_nothing():
@@ -105,6 +108,26 @@ def test_bodies_are_bounded_and_decoded(body: Any, status: int, says: str):
     answer = post(gate, body=body)
     assert answer.status == status
     assert status == 200 or says in answer.content["detail"].lower()
+
+
+def test_an_empty_body_is_refused_with_an_example_of_its_endpoint():
+    gate, handlers = app()
+    for endpoint in ENDPOINTS:
+        if endpoint.request is not None:
+            answer = post(gate, endpoint.path, b"")
+            assert answer.status == 400
+            assert answer.content["detail"].startswith("the request has no body; send JSON like {")
+            example = json.loads(answer.content["detail"].partition("like ")[2])
+            assert post(gate, endpoint.path, json.dumps(example).encode()).status != 400
+    assert len(handlers.seen) == 6
+
+
+@pytest.mark.parametrize("user", ["ann", "a/b", "a//b/", "ü ö", "a%2Fb", "..", "line\nbreak\n"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_user_in_a_path_may_have_any_name(method: str, user: str):
+    gate, handlers = app()
+    assert asyncio.run(ask(gate, method, f"/v1/users/{user}")).status == 200
+    assert handlers.seen[0][1].path == {"user": user}
 
 
 def test_an_announced_length_above_the_limit_is_refused_unread():

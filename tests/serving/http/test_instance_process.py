@@ -1,15 +1,17 @@
 """Opening bundles: again only when they changed, measured once, warm after a restart."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pytest
+import msgspec
 
 from benchmarks.serving.bundle import random_bundle
-from slipstream.errors import SlipstreamError
 from slipstream.serving.http.instance_app import InstanceSettings
-from slipstream.serving.http.instance_process import action_columns, open_instance
+from slipstream.serving.http.instance_process import open_instance
+from slipstream.serving.http.process import CANNOT_START, SECRET_VARIABLE
 
 MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 2, "max_len": 64}
 SMALL = {"device_bytes": 1 << 20, "host_bytes": 1 << 20, "calibrate_seconds": 0.01}
@@ -54,18 +56,23 @@ def test_a_restarted_process_knows_what_was_measured_and_deletes_other_versions(
     again.close()
 
 
-def test_items_named_by_text_are_refused(tmp_path: Path):
-    path = bundle(tmp_path)
-    (file,) = path.glob("*.arrow")
-    ids = pa.record_batch({"id": pa.array([f"item {n:02}" for n in range(50)])})
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, ids.schema) as writer:
-        writer.write_batch(ids)
-    with pytest.raises(SlipstreamError, match="named by text"):
-        open_instance(settings(tmp_path, shelf=None))
+def test_items_named_by_text_are_served(tmp_path: Path):
+    names = [f"item {n:02}" for n in range(50)]
+    random_bundle(tmp_path / "bundle", MODEL, num_items=50, ids=names)
+    opened = open_instance(settings(tmp_path, shelf=None))
+    assert opened.items.find(["item 07", "item 99"]).tolist() == [7, -1]
+    opened.close()
 
 
-def test_the_store_keeps_the_actions_a_ranking_bundle_reads(tmp_path: Path):
-    random_bundle(tmp_path / "ranking", MODEL, task="ranking", num_items=50, first_id=0)
-    random_bundle(tmp_path / "retrieval", MODEL, task="retrieval", num_items=50, first_id=0)
-    assert action_columns(tmp_path / "ranking") == ("click", "like")
-    assert action_columns(tmp_path / "retrieval") == ()
+def test_a_process_that_cannot_start_says_why_once_and_ends_with_its_own_code(tmp_path: Path):
+    given = settings(tmp_path, history=f"sqlite:{tmp_path / 'history.db'}")
+    command = [sys.executable, "-m", "slipstream.serving.http.instance_process"]
+    ended = subprocess.run(
+        [*command, msgspec.json.encode(given).decode()],
+        env={**os.environ, SECRET_VARIABLE: "a secret of sixteen bytes or more"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == CANNOT_START
+    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1

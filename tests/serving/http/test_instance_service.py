@@ -1,6 +1,7 @@
 """What a request is scored on, stored or sent, ticket or not; reload and drain of an instance."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import HttpProblem
-from slipstream.serving.http.instance_service import InstanceService, read_history
+from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.request_errors import BadRequest
 from slipstream.serving.router.ticket import TicketSigner
 from tests.support.serving_service import SECRET, context, opened_service
@@ -29,27 +30,6 @@ def serve(tmp_path: Path, work: Callable[[InstanceService], Awaitable[None]], **
 async def append(service: InstanceService, user: str, items: list[int], times: list[int]) -> int:
     request = m.EventsRequest(user, items, times)
     return (await service.events(request, context())).behaviours
-
-
-def test_a_message_becomes_a_history_of_arrays():
-    message = m.HistoryMessage([2**63 - 1, 7], [1, 1], {"click": [0.5, 1]})
-    history = read_history(message, {"age": 3})
-    assert history.items.tolist() == [2**63 - 1, 7] and history.timestamps.tolist() == [1, 1]
-    assert history.actions["click"].dtype == "float32" and history.user_features == {"age": 3}
-    assert (history.first, history.total) == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        (m.HistoryMessage([1], []), "1 items but 0 timestamps"),
-        (m.HistoryMessage([1, 2], [2, 1]), "oldest first"),
-        (m.HistoryMessage([1], [1], {"click": [1, 2]}), "'click' has 2 values for 1"),
-    ],
-)
-def test_a_message_that_contradicts_itself_is_refused(message: m.HistoryMessage, says: str):
-    with pytest.raises(BadRequest, match=says):
-        read_history(message)
 
 
 def test_a_stored_history_scores_as_the_sent_one_with_or_without_its_ticket(tmp_path: Path):
@@ -99,14 +79,145 @@ def test_a_long_stored_history_is_cut_to_a_window_that_stays_put(tmp_path: Path)
     serve(tmp_path, work)
 
 
-def test_items_of_another_catalogue_are_dropped_when_stored_and_refused_when_sent(tmp_path: Path):
+def test_items_of_another_catalogue_are_skipped_and_counted_stored_or_sent(tmp_path: Path):
     async def work(service: InstanceService) -> None:
         await append(service, "ann", [5, 10**15, 6], [1, 2, 3])
-        answer = await service.rank(m.RankRequest("ann", [1]), context())
-        assert answer.scores["score"] == standin_scores([5, 6], [1, 3], [1])
-        with pytest.raises(BadRequest, match="catalogue"):
-            sent = m.HistoryMessage([10**15], [1])
+        sent = m.HistoryMessage([5, 10**15, 6], [1, 2, 3])
+        for request in (m.RankRequest("ann", [1]), m.RankRequest("bob", [1], sent)):
+            answer = await service.rank(request, context())
+            assert answer.scores["score"] == standin_scores([5, 6], [1, 3], [1])
+            assert (answer.behaviours, answer.skipped) == (3, 1)
+        recent = m.HistoryMessage([-1, 7], [4, 5])
+        answer = await service.rank(m.RankRequest("ann", [1], recent=recent), context())
+        assert answer.scores["score"] == standin_scores([5, 6, 7], [1, 3, 5], [1])
+        assert answer.skipped == 2
+        best = await service.recommend(m.RecommendRequest("ann", 3), context())
+        assert best.skipped == 1
+
+    serve(tmp_path, work)
+
+
+def test_unknown_candidates_are_named_and_the_others_scored(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        request = m.RankRequest("ann", [1, -4, "2", "SKU", 10**15], HISTORY, titles=True)
+        answer = await service.rank(request, context())
+        assert (answer.items, answer.unknown) == ([1, 2], [-4, "SKU", 10**15])
+        assert answer.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2])
+        assert answer.titles == ["item 1", None]
+        nothing = await service.rank(m.RankRequest("ann", ["SKU"], HISTORY), context())
+        assert (nothing.items, nothing.scores, nothing.unknown) == ([], {"score": []}, ["SKU"])
+        mine = m.RecommendRequest("ann", 5, HISTORY, candidates=[9, "SKU", 5])
+        best = await service.recommend(mine, context())
+        assert (best.items, best.unknown) == ([9], ["SKU"])
+
+    serve(tmp_path, work)
+
+
+def test_titles_and_features_come_with_the_answer_where_asked_for(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        plain = await service.recommend(m.RecommendRequest("ann", 3, HISTORY), context())
+        assert plain.titles is None and plain.shown is None
+        asked = m.RecommendRequest("ann", 3, HISTORY, titles=True, show=["parity"])
+        answer = await service.recommend(asked, context())
+        assert answer.items == plain.items
+        assert answer.shown == {"parity": [item % 2 for item in answer.items]}
+        assert answer.titles == [f"item {item}" if item % 2 else None for item in answer.items]
+        with pytest.raises(BadRequest, match="known: parity"):
+            await service.rank(m.RankRequest("ann", [1], HISTORY, show=["colour"]), context())
+
+    serve(tmp_path, work)
+
+
+@pytest.mark.parametrize("repeat", ["exclude", "allow"])
+def test_seen_is_the_whole_history_and_the_rule_is_the_models(tmp_path: Path, repeat: str):
+    items, times = [n % 70 for n in range(100)], list(range(100))  # the window sees 36 … 99
+
+    async def work(service: InstanceService) -> None:
+        await append(service, "ann", items, times)
+        sent = m.HistoryMessage(items, times)
+        for given in ({}, {"history": sent, "allow_truncate": True}):
+            for keep_seen in (None, True, False):
+                more = {**given, "keep_seen": keep_seen}
+                found = await service.recommend(m.RecommendRequest("ann", 200, **more), context())
+                own = m.RecommendRequest("ann", 200, candidates=[3, 69, 70, 71], **more)
+                ranked = await service.recommend(own, context())
+                kept = repeat == "allow" if keep_seen is None else keep_seen
+                assert len(found.items) == 200  # what is left out makes room for others
+                assert (min(found.items) < 70) == kept
+                assert set(ranked.items) == ({3, 69, 70, 71} if kept else {70, 71})
+                assert found.behaviours == 64
+
+    serve(tmp_path, work, repeat=repeat, window="latest")
+
+
+def test_a_long_sent_history_is_refused_unless_its_latest_part_is_enough(tmp_path: Path):
+    items, times = list(range(100)), list(range(100))
+    sent = m.HistoryMessage(items, times)
+
+    async def work(service: InstanceService) -> None:
+        with pytest.raises(BadRequest, match="longer than the 64 this model reads"):
             await service.rank(m.RankRequest("ann", [1], sent), context())
+        with pytest.raises(BadRequest, match="allow_truncate"):
+            await service.recommend(m.RecommendRequest("ann", 1, sent), context())
+        request = m.RankRequest("ann", [1], sent, allow_truncate=True)
+        answer = await service.rank(request, context())
+        assert answer.scores["score"] == standin_scores(items[36:], times[36:], [1])
+        assert (answer.behaviours, answer.truncated) == (64, False)
+
+    serve(tmp_path, work, window="latest")
+
+
+def test_the_latest_behaviours_are_exactly_those_the_model_sees(tmp_path: Path):
+    items, times = list(range(100)), list(range(100))
+
+    async def work(service: InstanceService) -> None:
+        await append(service, "ann", items[:93], times[:93])
+        answer = await service.rank(m.RankRequest("ann", [1]), context())
+        assert answer.scores["score"] == standin_scores(items[29:93], times[29:93], [1])
+        recent = m.HistoryMessage(items[93:], times[93:])
+        more = await service.rank(m.RankRequest("ann", [1], recent=recent), context())
+        assert more.scores["score"] == standin_scores(items[36:], times[36:], [1])
+
+    serve(tmp_path, work, window="latest")
+
+
+def test_events_are_of_now_unless_they_say_when_and_never_of_the_future(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        before = int(time.time())
+        await service.events(m.EventsRequest("ann", ["5", 6]), context())
+        stored = await service.user(None, context(user="ann"))
+        assert stored.recent.items == [5, 6]
+        assert all(before <= at <= time.time() for at in stored.recent.timestamps)
+        with pytest.raises(BadRequest, match="milliseconds"):
+            await append(service, "ann", [7], [before * 1_000])
+        assert await append(service, "ann", [7], [int(time.time()) + 5]) == 3
+
+    serve(tmp_path, work)
+
+
+def test_a_deleted_user_is_unknown_and_leaves_no_prefix(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        for user in ("a/b", "bob"):
+            await append(service, user, [5, 6], [1, 2])
+            await service.preinfer(m.PreinferRequest(user), context())
+        answer = await service.delete(None, context(user="a/b"))
+        assert (answer.user, answer.deleted) == ("a/b", 2)
+        with pytest.raises(HttpProblem, match="nothing is stored"):
+            await service.rank(m.RankRequest("a/b", [1]), context())
+        assert service.instance._kept == {("bob", 2)}
+        assert (await service.delete(None, context(user="a/b"))).deleted == 0
+        with pytest.raises(BadRequest, match="at most 256"):
+            await service.delete(None, context(user="x" * 257))
+
+    serve(tmp_path, work)
+
+
+def test_the_moment_of_the_request_reaches_the_model(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        await service.rank(m.RankRequest("ann", [1], HISTORY, request_time=77), context())
+        await service.recommend(m.RecommendRequest("ann", 1, HISTORY, request_time=78), context())
+        await service.rank(m.RankRequest("ann", [1], HISTORY), context())
+        assert service.instance.request_times == [77, 78, 78, None]
 
     serve(tmp_path, work)
 

@@ -11,7 +11,11 @@ from slipstream.serving.http import messages as m
     [
         (m.RankRequest, b'{"user": "", "candidates": [1]}', "length"),
         (m.RankRequest, b'{"user": "u", "candidates": []}', "length"),
-        (m.RankRequest, b'{"user": "u", "candidates": [-1]}', ">= 0"),
+        (m.RankRequest, b'{"user": "u", "candidates": [""]}', "length"),
+        (m.RankRequest, b'{"user": "u", "candidates": [true]}', "got `bool`"),
+        (m.RankRequest, b'{"user": "u", "candidates": ["' + b"x" * 257 + b'"]}', "length"),
+        (m.RankRequest, b'{"user": "u", "candidates": [-9223372036854775809]}', ">="),
+        (m.RankRequest, b'{"user": "u", "candidates": [1], "request_time": 1.5}', "int"),
         (m.RankRequest, b'{"user": "u", "candidates": [1.5]}', "int"),
         (m.RankRequest, b'{"user": "u", "candidates": [9223372036854775808]}', "<="),
         (m.RankRequest, b'{"user": "u", "candidates": [1], "histroy": {}}', "unknown field"),
@@ -39,4 +43,20 @@ def test_a_request_keeps_its_names_on_the_wire():
         "features": {"age": 1},
         "ticket": "t",
         "allow_truncate": True,
+        "request_time": None,
+        "titles": False,
+        "show": [],
     }
+
+
+def test_ids_are_whole_numbers_of_any_sign_or_text():
+    body = b'{"user": "u", "items": [-9223372036854775808, 12, "12", "RUG/0002-X"]}'
+    sent = msgspec.json.decode(body, type=m.EventsRequest)
+    assert sent.items == [-(2**63), 12, "12", "RUG/0002-X"] and sent.timestamps is None
+
+
+def test_the_rule_of_repeats_is_the_models_unless_a_request_says_otherwise():
+    for rule, expected in ((b"null", None), (b"true", True), (b"false", False)):
+        body = b'{"user": "u", "keep_seen": ' + rule + b"}"
+        assert msgspec.json.decode(body, type=m.RecommendRequest).keep_seen is expected
+    assert m.RecommendRequest("u").keep_seen is None

@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -123,7 +124,7 @@ class Face:
             "type": "http",
             "method": method,
             "path": path,
-            "raw_path": path.encode(),
+            "raw_path": quote(path).encode(),
             "query_string": b"",
             "headers": pairs,
             "client": ("127.0.0.1", 1),
@@ -396,4 +397,24 @@ async def test_a_wrong_method_on_a_forwarded_path_is_405():
     async with serving(1) as face:
         assert (await face.ask("/v1/rank", b"", "GET"))[0] == 405
         assert (await face.ask("/v1/users/ann", b"", "POST"))[0] == 405
-        assert (await face.ask("/v1/users/a/b", b"", "GET"))[0] == 404
+        assert (await face.ask("/v1/users/", b"", "GET"))[0] == 404
+
+
+@on_a_loop
+async def test_a_user_of_any_name_is_read_and_deleted_at_its_own_instance():
+    async with serving(3) as face:
+        for user in ("ann", "a/b", "ü ö", "a%2Fb", "..", "line\nbreak"):
+            place = face.order(user)[0].name
+            for method in ("GET", "DELETE"):
+                path = f"/v1/users/{user}"
+                assert await face.ask(path, b"", method) == (200, {"by": place}), (user, method)
+                assert face.fakes[place].requests[-1][0] == quote(path)
+
+
+@on_a_loop
+async def test_an_empty_body_is_refused_with_an_example():
+    async with serving(1) as face:
+        for path in ("/v1/preinfer", "/v1/rank", "/v1/recommend", "/v1/events"):
+            status, problem = await face.ask(path, b"")
+            assert (status, problem["error"]) == (400, "bad_request")
+            assert 'no body; send JSON like {"user": "ann"' in problem["detail"]

@@ -233,8 +233,69 @@ def test_retrieval_gives_what_the_engine_gives(tmp_path):
 def test_what_a_service_asks_of_an_instance(tmp_path):
     plain, served = instance(tmp_path)
     assert (served.version, served.max_len, served.tasks) == (plain.version, 1000, plain.tasks)
-    known = served.known_items(np.array([history(1).items[0], 1]))
+    known = served.items.contains(np.array([history(1).items[0], 1]))
     assert known.tolist() == [True, False] and served.backlog == 0
+    assert (served.actions, served.timed) == (("click", "like"), True)
+    served.close()
+
+
+def test_the_moment_of_a_request_counts_with_a_prefix_or_without(tmp_path):
+    plain, served = instance(tmp_path)
+    whole, items = history(400), candidates(5)
+    later = int(whole.timestamps[-1]) + 10**6
+    expected = plain.rank(None, whole, items, request_time=later)
+    assert largest_difference(expected, plain.rank(None, whole, items)) > 0
+
+    async def scenario():
+        await served.preinfer("ann", whole)
+        return [
+            await served.rank(user, whole, items, deadline=soon(), request_time=later)
+            for user in ("ann", "bob")
+        ]
+
+    for answer in run(scenario()):
+        assert largest_difference(expected, answer.scores) == 0
+    found = run(served.retrieve(whole, 5, deadline=soon(), request_time=later))
+    assert [item for item, _ in found] == plain.retrieve(whole, 5, request_time=later)[0]
+    served.close()
+
+
+def test_a_forgotten_user_leaves_no_prefix_in_any_tier(tmp_path):
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+    whole, items = history(400), candidates(5)
+
+    async def scenario():
+        for user in ("ann", "bob"):
+            await served.preinfer(user, whole)
+            await served.rank(user, whole, items, deadline=soon())
+        await settle(served)
+        assert len(served.prefixes.cache) == len(served.prefixes.expander) == 2
+        await served.preinfer("ann", whole)  # pinned: no reason to keep it
+        await served.forget("ann", soon())
+        again = await served.rank("bob", whole, items, deadline=soon())
+        return again, await served.rank("ann", whole, items, deadline=soon())
+
+    kept, computed = run(scenario())
+    assert (kept.hit, computed.hit) == ("device", "inline")
+    served.close()
+
+
+def test_a_user_is_forgotten_when_nothing_uses_the_prefix_any_more(tmp_path):
+    _, served = instance(tmp_path)
+    whole = history(400)
+
+    async def scenario():
+        await served.preinfer("ann", whole)
+        assert not served.prefixes.forget("ann")  # being filled
+        with pytest.raises(DeadlineError):
+            await served.forget("ann", time.monotonic())
+        await settle(served)
+        (slot,) = served.prefixes.cache.of_user("ann")
+        with served.prefixes.cache.acquire(slot.key):
+            assert not served.prefixes.forget("ann")
+        assert served.prefixes.forget("ann") and not len(served.prefixes.cache)
+
+    run(scenario())
     served.close()
 
 

@@ -171,6 +171,15 @@ class Expander:
         self._demoting.discard(demotion.key)
         self.shelf.give(demotion.offset, demotion.nbytes)
 
+    def forget(self, user: str) -> int:
+        """Remove a user's entries; return how many are still being copied or read."""
+        records = [self.shelf.records[key] for key in self._users.get(user_name(user), ())]
+        held = [record for record in records if self._holders.get(record.place)]
+        for record in records:
+            if record not in held:
+                self._remove(record)
+        return len(held) + sum(key.user == user for key in self._demoting)
+
     def close(self) -> None:
         """Close the shelf; its entries stay for the next process."""
         self.shelf.close()

@@ -187,6 +187,15 @@ class PrefixCache:
         self.expired_pins += len(late)
         return len(late)
 
+    def forget(self, user: str) -> int:
+        """Remove a user's entries, pinned ones too; return how many are still filling or held."""
+        slots = [self._slots[key] for key in self._users.get(user, ())]
+        for slot in slots:
+            slot.pinned_until = None
+            if slot.evictable:
+                self._remove(slot)
+        return sum(slot.state is not State.GONE for slot in slots)
+
     def slots(self) -> Iterator[Slot]:
         """Iterate over all entries."""
         return iter(tuple(self._slots.values()))

@@ -33,6 +33,7 @@ from slipstream.serving.engine.feature_rows import FeatureRows
 from slipstream.serving.engine.items import ItemIds, whole_numbers
 from slipstream.serving.engine.prefix import MIN_ROWS, KVShape, Prefix, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import layer_steps, run_layers
+from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.request_errors import BadRequest
 
 CANDIDATE_TILE = 256  # candidates scored at once
@@ -63,7 +64,7 @@ class Engine:
     def __init__(self, bundle: str | os.PathLike[str] | Bundle) -> None:
         bundle = bundle if isinstance(bundle, Bundle) else read_bundle(Path(bundle))
         recipe, sizes = bundle.description["recipe"], bundle.description["sizes"]
-        self.version = bundle.version
+        self.version, self.rules = bundle.version, ServingRules.of(bundle)
         self.task: str = recipe["task"]
         action_tasks = recipe.get("tasks") or {}
         self.tasks: tuple[str, ...] = tuple(action_tasks) if self.task == "ranking" else ("score",)
@@ -208,20 +209,23 @@ class Engine:
         k: int,
         *,
         request_time: int | None = None,
-        exclude_seen: bool = True,
-    ) -> tuple[list[int] | list[str], list[float]]:
+        exclude_seen: bool | None = None,
+        exclude: Any = (),
+    ) -> tuple[list[int | str], list[float]]:
         """Return the exact `k` best items of the catalogue, best first, ties by row.
 
-        Items of the history are left out unless `exclude_seen` is off. A ranking bundle orders the
-        catalogue by its first task.
+        Items of the history are left out where the bundle's `repeat` says so, or `exclude_seen`;
+        those of `exclude` always. A ranking bundle orders the catalogue by its first task.
         """
         encoded = self.encode(history)
         if k < 1:
             raise BadRequest(f"k must be at least 1, got {k}")
         best_values, best_rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
         seen_N = torch.zeros(len(self.items), dtype=torch.bool)
-        if exclude_seen:
+        if self.rules.exclude_seen if exclude_seen is None else exclude_seen:
             seen_N[encoded.rows_T] = True
+        excluded_rows = self.items.find(exclude)
+        seen_N[torch.from_numpy(excluded_rows[excluded_rows >= 0])] = True
         for rows_C, scores_C in self._catalogue_scores(encoded, request_time):
             scores_C = scores_C.masked_fill(seen_N[rows_C], -torch.inf)
             values, rows = torch.cat([best_values, scores_C]), torch.cat([best_rows, rows_C])

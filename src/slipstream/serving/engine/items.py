@@ -1,8 +1,8 @@
-"""The catalogue: original item ids and the rows of the item table that stand for them.
+"""The catalogue: original item ids, the rows of the item table that stand for them, their titles.
 
-Touch this when another type of id is served. Ids are int64 up to 2^63-1 (or text, where the
-catalogue was prepared from text) and never pass through float. An id the bundle does not know is
-the caller's error: it is refused, never replaced by another item.
+Touch this when more is known of an item. Ids are int64 or text, as the catalogue was prepared; a
+catalogue of numbers also takes their decimal text, one of text also takes whole numbers. An id the
+bundle does not know is never replaced by another item.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,11 @@ import pyarrow as pa
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.id_arrays import as_numbers, as_text, id_array
+from slipstream.serving.id_arrays import whole_numbers as whole_numbers
 from slipstream.serving.request_errors import BadRequest
+
+_FEATURE = "feature:"
 
 
 class ItemIds:
@@ -23,78 +27,99 @@ class ItemIds:
     def __init__(self, path: Path) -> None:
         try:
             with pa.memory_map(str(path), "r") as source:
-                column = pa.ipc.open_file(source).get_batch(0).column("id")
+                batch = pa.ipc.open_file(source).get_batch(0)
+            column = batch.column("id")
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise SlipstreamError(
                 f"the item vocabulary {path} cannot be read ({error}); export the bundle again"
             ) from error
         self.numeric = pa.types.is_integer(column.type)
         self.ids_N = column.to_numpy(zero_copy_only=False).copy()
-        self._text = (
+        self._row_of_text = (
             None if self.numeric else {name: row for row, name in enumerate(self.ids_N.tolist())}
         )
+        self._columns = {name: batch.column(name) for name in batch.schema.names if name != "id"}
 
     def __len__(self) -> int:
         return int(self.ids_N.size)
 
+    def find(self, items: Any) -> np.ndarray:
+        """Return the row of every item, -1 for an item the catalogue lacks."""
+        ids = id_array(items)
+        if self._row_of_text is not None:
+            get = self._row_of_text.get
+            return np.array([get(text, -1) for text in as_text(ids)], dtype=np.int64)
+        ids_T, number_T = as_numbers(ids)
+        rows_T = np.searchsorted(self.ids_N, ids_T)
+        known_T = (self.ids_N[np.minimum(rows_T, self.ids_N.size - 1)] == ids_T) & number_T
+        return np.where(known_T, rows_T, -1)
+
     def rows(self, items: Any) -> torch.Tensor:
         """Return the row of every item; the error names an unknown one."""
-        if self._text is not None:
-            return torch.tensor(
-                [self._text_row(item) for item in _plain_list(items)], dtype=torch.int64
-            )
-        ids_T = whole_numbers("item ids", items)
-        rows_T = np.searchsorted(self.ids_N, ids_T)
-        known_T = self.ids_N[np.minimum(rows_T, self.ids_N.size - 1)] == ids_T
-        if not known_T.all():
+        rows_T = self.find(items)
+        if rows_T.size and int(rows_T.min()) < 0:
+            unknown = list(items)[int(np.argmin(rows_T))]
+            unknown = unknown.item() if isinstance(unknown, np.generic | torch.Tensor) else unknown
             raise BadRequest(
-                f"item {int(ids_T[~known_T][0])} is not in this bundle's catalogue; send only "
-                "items it was trained on"
+                f"item {unknown!r} is not in this bundle's catalogue; send only items it was "
+                "trained on"
             )
-        return torch.from_numpy(rows_T.astype(np.int64, copy=False))
+        return torch.from_numpy(rows_T)
 
-    def contains(self, items_T: np.ndarray) -> np.ndarray:
-        """Return which of these ids the catalogue holds (whole numbers only)."""
-        rows_T = np.minimum(np.searchsorted(self.ids_N, items_T), self.ids_N.size - 1)
-        return np.asarray(self.ids_N[rows_T] == items_T)
+    def contains(self, items: Any) -> np.ndarray:
+        """Return which of these ids the catalogue holds."""
+        return self.find(items) >= 0
 
-    def originals(self, rows: torch.Tensor) -> list[int] | list[str]:
+    def canonical(self, items: Any) -> np.ndarray:
+        """Return ids, known or not, as this catalogue writes its own: int64 or text."""
+        ids = id_array(items)
+        if not self.numeric:
+            return np.array(as_text(ids), dtype=object)
+        ids_T, number_T = as_numbers(ids)
+        if not number_T.all():
+            raise BadRequest(
+                f"item '{ids[~number_T][0]}' is no whole number, but all ids of this catalogue "
+                "are; send numbers"
+            )
+        return ids_T
+
+    def originals(self, rows: torch.Tensor | np.ndarray) -> list[int | str]:
         """Return the original ids of rows."""
-        originals: list[int] | list[str] = self.ids_N[rows.numpy()].tolist()
+        originals: list[int | str] = self.ids_N[np.asarray(rows)].tolist()
         return originals
 
-    def _text_row(self, item: object) -> int:
-        assert self._text is not None
-        row = self._text.get(str(item))
-        if row is None:
-            raise BadRequest(
-                f"item '{item}' is not in this bundle's catalogue; send only items it was trained "
-                "on"
-            )
-        return row
+    def titles(self, items: Any) -> list[str | None]:
+        """Return the title of every item, None where it has none."""
+        if "title" not in self._columns:
+            return [None] * len(items)
+        titles: list[str | None] = self._take("title", items).to_pylist()
+        return titles
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the item features that can be shown."""
+        names = (name for name in self._columns if name.startswith(_FEATURE))
+        return tuple(name.removeprefix(_FEATURE) for name in names)
+
+    def shown(self, names: Sequence[str], items: Any) -> dict[str, list[Any]]:
+        """Return features of items: a label, a list of labels or a number, None where unknown."""
+        for name in names:
+            if name not in self.features:
+                known = ", ".join(self.features) or "none"
+                raise BadRequest(f"'{name}' is no item feature of this bundle (known: {known})")
+        return {name: _values(self._take(_FEATURE + name, items)) for name in names}
+
+    def _take(self, name: str, items: Any) -> pa.Array:
+        """Return a column's values of items, null for an item the catalogue lacks."""
+        rows_T = self.find(items)
+        return self._columns[name].take(pa.array(rows_T, mask=rows_T < 0))
 
 
-def whole_numbers(noun: str, values: Any) -> np.ndarray:
-    """Return values as int64 without passing through float; `noun` names them in the error."""
-    if isinstance(values, torch.Tensor):
-        values = values.numpy()
-    try:
-        array = np.asarray(values) if isinstance(values, np.ndarray) else _from_python(values)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise BadRequest(f"{noun} must be whole numbers between -2^63 and 2^63-1") from error
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise BadRequest(f"{noun} must be a flat list of whole numbers")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > (1 << 63) - 1:
-        raise BadRequest(f"{noun} must be whole numbers between -2^63 and 2^63-1")
-    return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def _from_python(values: Sequence[int]) -> np.ndarray:
-    values = list(values)
-    if any(isinstance(value, bool) or not isinstance(value, int | np.integer) for value in values):
-        raise TypeError("not whole numbers")
-    return np.array(values, dtype=np.int64)
-
-
-def _plain_list(items: Any) -> list[object]:
-    return list(items.tolist() if isinstance(items, np.ndarray | torch.Tensor) else items)
+def _values(column: pa.Array) -> list[Any]:
+    """Return a feature's values; the empty label stands for unknown, as in a store."""
+    values = column.to_pylist()
+    if pa.types.is_floating(column.type):
+        return [None if value is None or value != value else value for value in values]
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return [[label for label in labels or [] if label] for labels in values]
+    return [value or None for value in values]

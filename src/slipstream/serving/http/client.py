@@ -10,12 +10,13 @@ Touch this when an endpoint is added or changes.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http import messages as m
@@ -78,11 +79,15 @@ class AsyncClient:
         )
 
     async def rank(
-        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
+        self,
+        user: str,
+        candidates: Sequence[m.Identity],
+        history: m.HistoryMessage | None = None,
+        **more: Any,
     ) -> m.RankAnswer:
         """Score candidates for a user."""
         return await self._post(
-            "/v1/rank", m.RankRequest(user, candidates, history, **more), m.RankAnswer
+            "/v1/rank", m.RankRequest(user, list(candidates), history, **more), m.RankAnswer
         )
 
     async def recommend(self, user: str, count: int = 10, **more: Any) -> m.RecommendAnswer:
@@ -92,18 +97,24 @@ class AsyncClient:
         )
 
     async def events(
-        self, user: str, items: list[int], timestamps: list[int], **more: Any
+        self,
+        user: str,
+        items: Sequence[m.Identity],
+        timestamps: list[int] | None = None,
+        **more: Any,
     ) -> m.EventsAnswer:
-        """Append behaviours to a user's stored history."""
+        """Append behaviours to a user's stored history, of now where no times are given."""
         return await self._post(
-            "/v1/events", m.EventsRequest(user, items, timestamps, **more), m.EventsAnswer
+            "/v1/events", m.EventsRequest(user, list(items), timestamps, **more), m.EventsAnswer
         )
 
     async def user(self, user: str, limit: int = 20) -> m.UserAnswer:
         """Read what is stored of a user, at most `limit` behaviours."""
-        return await self._ask(
-            "GET", f"/v1/users/{quote(user, safe='')}?limit={limit}", b"", m.UserAnswer
-        )
+        return await self._ask("GET", f"{_user_path(user)}?limit={limit}", b"", m.UserAnswer)
+
+    async def delete(self, user: str) -> m.DeleteAnswer:
+        """Delete what is stored of a user."""
+        return await self._ask("DELETE", _user_path(user), b"", m.DeleteAnswer)
 
     async def drain(self, instance: str | None = None) -> m.DrainAnswer:
         """Drain an instance, or the router itself."""
@@ -131,13 +142,19 @@ class AsyncClient:
 
     async def _raw(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         try:
-            async with self._session.request(method, self._url + path, data=body or None) as answer:
+            # as it is: a user called ".." is not a step up
+            url = URL(self._url + path, encoded=True)
+            async with self._session.request(method, url, data=body or None) as answer:
                 return answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise UnreachableError(
                 f"no answer from {self._url} ({why}); is `slipstream serve` running there?"
             ) from error
+
+
+def _user_path(user: str) -> str:
+    return f"/v1/users/{quote(user, safe='')}"
 
 
 def _refusal(status: int, body: bytes) -> RefusalError:
@@ -162,7 +179,11 @@ class Client:
         return self._run(self._client.preinfer(user, history, **more))
 
     def rank(
-        self, user: str, candidates: list[int], history: m.HistoryMessage | None = None, **more: Any
+        self,
+        user: str,
+        candidates: Sequence[m.Identity],
+        history: m.HistoryMessage | None = None,
+        **more: Any,
     ) -> m.RankAnswer:
         """Score candidates for a user."""
         return self._run(self._client.rank(user, candidates, history, **more))
@@ -172,14 +193,22 @@ class Client:
         return self._run(self._client.recommend(user, count, **more))
 
     def events(
-        self, user: str, items: list[int], timestamps: list[int], **more: Any
+        self,
+        user: str,
+        items: Sequence[m.Identity],
+        timestamps: list[int] | None = None,
+        **more: Any,
     ) -> m.EventsAnswer:
-        """Append behaviours to a user's stored history."""
+        """Append behaviours to a user's stored history, of now where no times are given."""
         return self._run(self._client.events(user, items, timestamps, **more))
 
     def user(self, user: str, limit: int = 20) -> m.UserAnswer:
         """Read what is stored of a user, at most `limit` behaviours."""
         return self._run(self._client.user(user, limit))
+
+    def delete(self, user: str) -> m.DeleteAnswer:
+        """Delete what is stored of a user."""
+        return self._run(self._client.delete(user))
 
     def drain(self, instance: str | None = None) -> m.DrainAnswer:
         """Drain an instance, or the router itself."""

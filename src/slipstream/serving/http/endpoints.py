@@ -4,6 +4,7 @@ The routes and the OpenAPI document are made from it. Touch this when an endpoin
 changes its path, message or status; the messages are in messages.py.
 """
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ MEANING = {
     413: "The body is too large.",
     429: "Too many requests, or refused to keep the promise to others; see Retry-After.",
     502: "The instance failed while it worked on this request.",
-    503: "Not ready, draining, or no instance is left.",
+    503: "Not ready, draining, no instance is left, or the history store does not answer.",
     504: "The deadline passed.",
 }
 
@@ -39,7 +40,7 @@ class Endpoint:
     """One method of one path. `problems` are its own error statuses, besides those of all."""
 
     name: str
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     summary: str
     answer: Any
@@ -50,6 +51,12 @@ class Endpoint:
     open: bool = False  # needs no API key
     timed: bool = False  # accepts the deadline header
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
+    example: dict[str, Any] | None = None  # a request, for the document and for who sent none
+
+
+def no_body(endpoint: Endpoint) -> str:
+    """Return the sentence that refuses an empty body."""
+    return f"the request has no body; send JSON like {json.dumps(endpoint.example)}"
 
 
 _FORWARDED = (429, 502, 503, 504)  # of every endpoint that a router forwards to an instance
@@ -59,24 +66,33 @@ ENDPOINTS = (
         "returns a ticket for /v1/rank.",
         m.PreinferAnswer, m.PreinferRequest,
         status=202, problems=(403, 404, *_FORWARDED), timed=True,
+        example={"user": "ann", "rank_in_ms": 120},
     ),
     Endpoint(
         "rank", "POST", "/v1/rank", "Score candidates for a user.",
         m.RankAnswer, m.RankRequest, problems=(403, 404, 410, *_FORWARDED), timed=True,
+        example={"user": "ann", "candidates": [260, 1210, 480], "titles": True},
     ),
     Endpoint(
         "recommend", "POST", "/v1/recommend", "Retrieve items, drop those seen or excluded, "
         "rank the rest and return the best.",
         m.RecommendAnswer, m.RecommendRequest, problems=(404, *_FORWARDED), timed=True,
+        example={"user": "ann", "count": 10, "titles": True},
     ),
     Endpoint(
         "events", "POST", "/v1/events", "Append behaviours to a user's stored history.",
         m.EventsAnswer, m.EventsRequest, problems=(409, *_FORWARDED), timed=True,
+        example={"user": "ann", "items": [2858, 1196], "timestamps": [978300000, 978300100]},
     ),
     Endpoint(
         "user", "GET", "/v1/users/{user}", "What is stored of a user.",
         m.UserAnswer, problems=(404, *_FORWARDED), timed=True,
         query={"limit": {"type": "integer", "minimum": 0, "maximum": 1000, "default": 20}},
+    ),
+    Endpoint(
+        "delete", "DELETE", "/v1/users/{user}", "Delete a user's stored history and cached "
+        "prefixes.",
+        m.DeleteAnswer, problems=_FORWARDED, timed=True,
     ),
     Endpoint(
         "status", "GET", "/v1/status", "The instance about itself.",
@@ -91,10 +107,11 @@ ENDPOINTS = (
     Endpoint(
         "drain", "POST", "/admin/drain", "Finish what is here and take nothing new.",
         m.DrainAnswer, m.DrainRequest, problems=(404, 502, 503, 504),
+        example={"instance": "i-0"},
     ),
     Endpoint(
         "reload", "POST", "/admin/reload", "Open the bundle again and serve what is there now.",
-        m.ReloadAnswer, m.ReloadRequest, problems=(409, 502, 503, 504),
+        m.ReloadAnswer, m.ReloadRequest, problems=(409, 502, 503, 504), example={},
     ),
     Endpoint("openapi", "GET", "/openapi.json", "This document.", dict),
 )  # fmt: skip
@@ -154,7 +171,12 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.request is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": _reference(endpoint.request)}},
+            "content": {
+                "application/json": {
+                    "schema": _reference(endpoint.request),
+                    "example": endpoint.example,
+                }
+            },
         }
     parameters = _parameters(endpoint)
     if parameters:

@@ -15,6 +15,7 @@ import msgspec
 import prometheus_client as prometheus
 from prometheus_client.core import GaugeMetricFamily
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
-from slipstream.history.history_store import AppendError
+from slipstream.history.history_store import AppendError, HistoryStoreError
 from slipstream.serving.http import messages
 from slipstream.serving.http.endpoints import (
     DEADLINE_HEADER,
@@ -30,6 +31,7 @@ from slipstream.serving.http.endpoints import (
     KEY_HEADER,
     Endpoint,
     Role,
+    no_body,
     openapi,
 )
 from slipstream.serving.http.limits import Keys, Limits, RateLimit
@@ -78,6 +80,15 @@ def problem_of(error: Exception) -> HttpProblem:
                 504,
                 "deadline_passed",
                 str(error) or "the deadline passed before the answer was ready",
+            )
+        case HistoryStoreError():
+            log.error("the history store failed: %s", error)
+            return HttpProblem(
+                503,
+                "store_unavailable",
+                "the history store does not answer; try again soon, or send the history with the "
+                "request",
+                retry_after=1.0,
             )
         case SlipstreamError():
             return HttpProblem(503, "unavailable", str(error))
@@ -357,6 +368,8 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: Reques
             )
             _refuse_unknown_query(endpoint, request)
             body = await read_body(request.scope, request.receive, limits)
+            if decode is not None and not body:
+                raise BadRequest(no_body(endpoint))
             message = decode(body) if decode is not None else None
             async with asyncio.timeout_at(deadline - started + asyncio.get_running_loop().time()):
                 answer = await handler(
@@ -381,4 +394,19 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: Reques
             media_type=media if status == endpoint.status else "application/json",
         )
 
-    return Route(endpoint.path, serve, methods=[endpoint.method])
+    return Route(endpoint.path.replace("}", ":anything}"), serve, methods=[endpoint.method])
+
+
+class _AnyText(Convertor[str]):
+    """A path parameter of any text, slashes and line breaks included."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _AnyText())

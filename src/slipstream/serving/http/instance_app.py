@@ -86,11 +86,9 @@ def build_instance(service: InstanceService, keys: Keys, limits: Limits) -> Gate
     return Gate(InstanceApp(service, limits), keys, limits)
 
 
-def serve_instance(
-    settings: InstanceSettings, open_instance: OpenInstance, actions: tuple[str, ...]
-) -> None:
+def serve_instance(settings: InstanceSettings, open_instance: OpenInstance) -> None:
     """Serve what `open_instance` opens until a signal ends the process."""
-    store = open_history_store(settings.history, actions, settings.keep)
+    store = open_history_store(settings.history, settings.keep)
     tickets = TicketSigner(secret_from_environment(), settings.ticket_seconds)
     service = InstanceService(settings.name, open_instance, store, tickets, settings.drain_seconds)
     limits = Limits(max_body_bytes=settings.max_body_bytes, deadline_ms=settings.deadline_ms)

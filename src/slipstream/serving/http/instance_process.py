@@ -9,11 +9,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from slipstream.bundle import DESCRIPTION, read_bundle
+from slipstream.bundle import DESCRIPTION
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.models.model_config import ModelConfig
 from slipstream.serving.http.instance_app import InstanceSettings, read_settings, serve_instance
+from slipstream.serving.http.process import CANNOT_START
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.instance import Instance
 from slipstream.serving.instance.instance_config import InstanceConfig
@@ -33,21 +34,8 @@ def open_instance(settings: InstanceSettings, current: Instance | None = None) -
         # A model of the same size costs the same; to measure now would disturb live requests.
         cost = current.cost
     instance = Instance(directory, config, cost)
-    if not instance.engine.items.numeric:
-        instance.close()
-        raise SlipstreamError(
-            f"the items of bundle {directory} are named by text, but requests carry whole "
-            "numbers; prepare such ids"
-        )
     _write_cost(settings, instance)
     return instance
-
-
-def action_columns(directory: Path) -> tuple[str, ...]:
-    """Return the actions a bundle's tasks read of every behaviour: what the history store keeps."""
-    recipe = read_bundle(directory).description["recipe"]
-    tasks = recipe.get("tasks") or {} if recipe["task"] == "ranking" else {}
-    return tuple(sorted({str(task["column"]) for task in tasks.values()}))
 
 
 def _host_path(settings: InstanceSettings, version: str, current: Instance | None) -> Path | None:
@@ -88,10 +76,10 @@ def main(argument: str) -> None:
     """Serve until a signal ends the process; a bundle that cannot be opened is one sentence."""
     settings = read_settings(argument)
     try:
-        actions = action_columns(Path(settings.bundle))
-        serve_instance(settings, partial(open_instance, settings), actions)
+        serve_instance(settings, partial(open_instance, settings))
     except SlipstreamError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(CANNOT_START)
 
 
 if __name__ == "__main__":

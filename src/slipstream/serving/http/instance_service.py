@@ -1,8 +1,8 @@
 """What an instance answers, without HTTP: histories, tickets, the cascade, drain and reload.
 
-Here a message becomes a `History`, and only here. A stored history is cut by the window rule
-(`history.window`) from numbers that count from the first behaviour ever: what a request is scored
-on depends on the store alone, never on the ticket. Touch this when an endpoint does something else.
+A history is cut by the bundle's window rule (`history.window`), a stored one from numbers that
+count from the first behaviour ever: what a request is scored on depends on the store alone, never
+on the ticket. Touch this when an endpoint does something else.
 """
 
 import asyncio
@@ -10,15 +10,23 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.history.history_store import HistoryStore
+from slipstream.history.history_store import KEEP, HistoryStore
 from slipstream.history.user_history import History
-from slipstream.history.window import PARTS, window_start
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
+from slipstream.serving.http.request_history import (
+    append_recent,
+    check_times,
+    drop_unknown,
+    read_history,
+    refuse_long,
+    select_actions,
+)
+from slipstream.serving.id_arrays import id_array
 from slipstream.serving.request_errors import BadRequest
 from slipstream.serving.router.ticket import TicketSigner
 
@@ -57,6 +65,7 @@ class InstanceService:
             "recommend": self.recommend,
             "events": self.events,
             "user": self.user,
+            "delete": self.delete,
             "status": self.status,
             "healthz": self.healthz,
             "readyz": self.readyz,
@@ -71,10 +80,10 @@ class InstanceService:
     ) -> m.PreinferAnswer:
         """Announce a ranking; answer with a ticket whether or not it is admitted."""
         async with self._use() as instance:
-            history = await self._history(instance, request)
+            history, _ = await self._history(instance, request)
             rank_in = None if request.rank_in_ms is None else request.rank_in_ms / 1000
             admission = await instance.preinfer(
-                request.user, _without_unknown(instance, history, request), rank_in=rank_in
+                request.user, drop_unknown(instance, history), rank_in=rank_in
             )
             ticket = self._tickets.issue(
                 request.user, self.name, instance.version, history.first, history.total
@@ -95,94 +104,125 @@ class InstanceService:
             ticket = self._tickets.read(request.ticket, request.user)
         async with self._use() as instance:
             extra = len(request.recent.items) if request.recent is not None else 0
-            history = await self._history(instance, request, extra)
+            history, _ = await self._history(instance, request, extra)
             split = history.total
             if ticket is not None and history.first < ticket.end < history.total:
                 split = ticket.end
             older, recent = history.part(history.first, split), history.part(split, history.total)
             if request.recent is not None:
-                recent = _append_recent(recent, read_history(request.recent, request.features))
-            result = await instance.rank(
-                request.user,
-                _without_unknown(instance, older, request),
-                request.candidates,
-                recent=_without_unknown(instance, recent, request) if len(recent) else None,
-                deadline=context.deadline,
-                allow_truncate=request.allow_truncate,
-            )
-            return m.RankAnswer(
-                {task: scores.tolist() for task, scores in result.scores.items()},
-                result.version,
+                sent = read_history(request.recent, request.features, instance.timed)
+                recent = append_recent(recent, sent)
+            behaviours = len(older) + len(recent)
+            older, recent = drop_unknown(instance, older), drop_unknown(instance, recent)
+            items, unknown = _split_known(instance, request.candidates)
+            answer = m.RankAnswer(
+                {task: [] for task in instance.tasks},
+                instance.version,
                 self.name,
-                result.hit,
-                result.truncated,
-                len(older) + len(recent),
+                "none",
+                truncated=False,
+                behaviours=behaviours,
+                items=items,
+                unknown=unknown,
+                skipped=behaviours - len(older) - len(recent),
             )
+            answer.titles, answer.shown = _about(instance, request, items)
+            if items:
+                result = await instance.rank(
+                    request.user,
+                    older,
+                    items,
+                    recent=recent if len(recent) else None,
+                    deadline=context.deadline,
+                    allow_truncate=request.allow_truncate,
+                    request_time=request.request_time,
+                )
+                answer.scores = {task: scores.tolist() for task, scores in result.scores.items()}
+                answer.hit, answer.truncated = result.hit, result.truncated
+            return answer
 
     async def recommend(
         self, request: m.RecommendRequest, context: RequestContext
     ) -> m.RecommendAnswer:
         """Retrieve, filter and rank; the prefix is computed while retrieval runs."""
         async with self._use() as instance:
-            if request.by is not None and request.by not in instance.tasks:
-                raise BadRequest(
-                    f"'{request.by}' is no task of this model; order by one of "
-                    f"{', '.join(instance.tasks)}"
-                )
-            whole = await self._history(instance, request)
-            history = _without_unknown(instance, whole, request)
+            task = _task(instance, request)
+            _about(instance, request, [])  # refuses names that are no item feature
+            keep_seen = request.keep_seen
+            drop_seen = instance.rules.exclude_seen if keep_seen is None else not keep_seen
+            window, seen = await self._history(instance, request, whole=drop_seen)
+            history = drop_unknown(instance, window)
             await instance.preinfer(request.user, history, rank_in=None)
-            items = await self._candidates(instance, whole, history, request, context.deadline)
-            if not items:
-                none: dict[str, list[float]] = {task: [] for task in instance.tasks}
-                return m.RecommendAnswer(
-                    [], none, instance.version, self.name, "none", False, len(whole)
-                )
-            result = await instance.rank(
-                request.user,
-                history,
-                items,
-                recent=None,
-                deadline=context.deadline,
-                allow_truncate=request.allow_truncate,
+            excluded = id_array(request.exclude)
+            if drop_seen:
+                excluded = np.concatenate([excluded, seen])
+            items, unknown = await self._candidates(
+                instance, history, request, excluded, context.deadline
             )
-            scores = {task: values.tolist() for task, values in result.scores.items()}
-            by = scores[request.by if request.by is not None else next(iter(scores))]
-            best = sorted(range(len(items)), key=lambda place: -by[place])[: request.count]
-            return m.RecommendAnswer(
-                [items[place] for place in best],
-                {task: [values[place] for place in best] for task, values in scores.items()},
-                result.version,
+            answer = m.RecommendAnswer(
+                [],
+                {task: [] for task in instance.tasks},
+                instance.version,
                 self.name,
-                result.hit,
-                result.truncated,
-                len(whole),
+                "none",
+                truncated=False,
+                behaviours=len(window),
+                unknown=unknown,
+                skipped=len(window) - len(history),
             )
+            if items:
+                result = await instance.rank(
+                    request.user,
+                    history,
+                    items,
+                    recent=None,
+                    deadline=context.deadline,
+                    allow_truncate=request.allow_truncate,
+                    request_time=request.request_time,
+                )
+                scores = {task: values.tolist() for task, values in result.scores.items()}
+                by = scores[task]
+                best = sorted(range(len(items)), key=lambda place: -by[place])[: request.count]
+                answer.items = [items[place] for place in best]
+                answer.scores = {
+                    task: [values[place] for place in best] for task, values in scores.items()
+                }
+                answer.hit, answer.truncated = result.hit, result.truncated
+            answer.titles, answer.shown = _about(instance, request, answer.items)
+            return answer
 
     async def _candidates(
         self,
         instance: "Instance",
-        whole: History,
         history: History,
         request: m.RecommendRequest,
+        excluded: np.ndarray,
         deadline: float,
-    ) -> list[int]:
-        """Return the items to rank: sent or retrieved ones, without seen and excluded ones."""
-        dropped = set(request.exclude)
-        if not request.keep_seen:
-            dropped |= set(whole.items.tolist())
-        items = request.candidates
-        if items is None:
-            count = min(request.retrieve + len(dropped), m.MAX_CANDIDATES)
-            found = await instance.retrieve(history, count, deadline=deadline)
-            items = [int(item) for item, _ in found]
-        kept = [item for item in items if item not in dropped]
-        return kept[: max(request.retrieve, len(request.candidates or ()))]
+    ) -> tuple[list[m.Identity], list[m.Identity]]:
+        """Return the items to rank, sent or retrieved ones without the excluded, and unknown."""
+        if request.candidates is not None:
+            rows = instance.items.find(request.candidates)
+            dropped = np.isin(rows, instance.items.find(excluded))
+            kept = instance.items.originals(rows[(rows >= 0) & ~dropped])
+            return kept, _places(request.candidates, rows < 0)
+        found = await instance.retrieve(
+            history,
+            request.retrieve,
+            deadline=deadline,
+            request_time=request.request_time,
+            exclude_seen=False,  # what was seen is among the excluded, where the rule says so
+            exclude=excluded,
+        )
+        return [item for item, _ in found], []
 
     async def events(self, request: m.EventsRequest, context: RequestContext) -> m.EventsAnswer:
         """Append behaviours to the store."""
-        sent = m.HistoryMessage(request.items, request.timestamps, request.actions)
-        total = await self.store.append(request.user, read_history(sent), request.after)
+        now = int(time.time())
+        times = request.timestamps if request.timestamps is not None else [now] * len(request.items)
+        sent = read_history(m.HistoryMessage(request.items, times, request.actions))
+        check_times(times, now)
+        history = replace(sent, items=self.instance.items.canonical(sent.items))
+        total = await self.store.append(request.user, history, request.after)
         return m.EventsAnswer(total)
 
     async def user(self, _message: None, context: RequestContext) -> m.UserAnswer:
@@ -190,7 +230,8 @@ class InstanceService:
         user, limit = context.path["user"], context.query.get("limit", "20")
         if not limit.isascii() or not limit.isdigit() or len(limit) > 4 or int(limit) > 1000:
             raise BadRequest("limit is a whole number from 0 to 1000")
-        stored = await self.store.read(user, int(limit)) if len(user) <= 256 else None
+        known = len(user) <= m.MAX_ID_CHARACTERS
+        stored = await self.store.read(user, int(limit)) if known else None
         if stored is None:
             raise HttpProblem(
                 404, "unknown_user", "nothing is stored of this user; send behaviours to /v1/events"
@@ -198,6 +239,16 @@ class InstanceService:
         actions = {name: values.tolist() for name, values in stored.actions.items()}
         recent = m.HistoryMessage(stored.items.tolist(), stored.timestamps.tolist(), actions)
         return m.UserAnswer(user, stored.total, recent)
+
+    async def delete(self, _message: None, context: RequestContext) -> m.DeleteAnswer:
+        """Delete what is stored of a user, then the prefixes computed from it."""
+        user = context.path["user"]
+        if len(user) > m.MAX_ID_CHARACTERS:
+            raise BadRequest(f"a user's id has at most {m.MAX_ID_CHARACTERS} characters")
+        deleted = await self.store.delete(user)
+        async with self._use() as instance:
+            await instance.forget(user, context.deadline)
+        return m.DeleteAnswer(user, deleted)
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -279,60 +330,61 @@ class InstanceService:
     # ---- histories -------------------------------------------------------------------------------
 
     async def _history(
-        self, instance: "Instance", request: HistoryRequest, extra: int = 0
-    ) -> History:
-        """Return the history to score on: the one sent, or the window of the stored one.
+        self, instance: "Instance", request: HistoryRequest, extra: int = 0, whole: bool = False
+    ) -> tuple[History, np.ndarray]:
+        """Return the window to score on, of the history sent or stored, and all items of it.
 
-        The window leaves room for `extra` behaviours that the request brings.
+        The window leaves room for `extra` behaviours that the request brings. Of a stored history
+        only the window is read, unless `whole`.
         """
+        rules = instance.rules
         if request.history is not None:
-            return read_history(request.history, request.features)
-        max_len = instance.max_len
-        stored = await self.store.read(request.user, max_len + max(1, max_len // PARTS))
-        if stored is None:
-            raise HttpProblem(
-                404,
-                "unknown_user",
-                "nothing is stored of this user; send a history, or behaviours to /v1/events",
-            )
-        first = window_start(stored.total + extra, max_len, stored.first)
-        window = stored.part(min(first, stored.total), stored.total)
-        return replace(window, user_features=request.features)
+            history = read_history(request.history, request.features, instance.timed)
+            if not isinstance(request, m.PreinferRequest):
+                refuse_long(history, rules.max_len, request.allow_truncate)
+        else:
+            since = 0 if whole else None
+            limit = KEEP if whole else rules.max_len
+            stored = await self.store.read(request.user, limit, since)
+            if stored is None:
+                raise HttpProblem(
+                    404,
+                    "unknown_user",
+                    "nothing is stored of this user; send a history, or behaviours to /v1/events",
+                )
+            history = select_actions(stored, instance.actions)
+            history = replace(history, user_features=request.features)
+        first = rules.window_start(history.total + extra, history.first)
+        return history.part(min(first, history.total), history.total), history.items
 
 
-def read_history(message: m.HistoryMessage, features: m.Features | None = None) -> History:
-    """Return a message's history; `BadRequest` where lengths differ or time goes back."""
-    items = np.array(message.items, dtype=np.int64)
-    timestamps = np.array(message.timestamps, dtype=np.int64)
-    if len(timestamps) != len(items):
+def _task(instance: "Instance", request: m.RecommendRequest) -> str:
+    """Return the task to order by."""
+    if request.by is not None and request.by not in instance.tasks:
         raise BadRequest(
-            f"a history has {len(items)} items but {len(timestamps)} timestamps; send one for each"
+            f"'{request.by}' is no task of this model; order by one of {', '.join(instance.tasks)}"
         )
-    if (timestamps[1:] < timestamps[:-1]).any():
-        raise BadRequest("the timestamps of a history go back; send behaviours oldest first")
-    actions = {name: np.array(values, dtype=np.float32) for name, values in message.actions.items()}
-    for name, values in actions.items():
-        if len(values) != len(items):
-            raise BadRequest(
-                f"action '{name}' has {len(values)} values for {len(items)} behaviours; send one "
-                "for each"
-            )
-    return History(items, timestamps, actions, features or {})
+    return request.by if request.by is not None else instance.tasks[0]
 
 
-def _append_recent(stored: History, recent: History) -> History:
-    """Return the behaviours after the prefix: newly stored ones, then those of the request."""
-    if len(stored) and len(recent) and recent.timestamps[0] < stored.timestamps[-1]:
-        raise BadRequest(
-            "the recent behaviours are older than stored ones; send only what is not stored yet"
-        )
-    return stored.then(recent)
+def _split_known(
+    instance: "Instance", items: list[m.Identity]
+) -> tuple[list[m.Identity], list[m.Identity]]:
+    """Return the items the catalogue holds, as it writes them, and those it lacks, as sent."""
+    rows = instance.items.find(items)
+    return instance.items.originals(rows[rows >= 0]), _places(items, rows < 0)
 
 
-def _without_unknown(instance: "Instance", history: History, request: HistoryRequest) -> History:
-    """Drop stored items that the catalogue lacks; the engine refuses those in a sent history."""
+def _places(items: list[m.Identity], chosen: np.ndarray) -> list[m.Identity]:
+    """Return the items whose place in `chosen` is true."""
+    return [items[place] for place in np.flatnonzero(chosen).tolist()]
+
+
+def _about(
+    instance: "Instance", request: m.RankRequest | m.RecommendRequest, items: list[m.Identity]
+) -> tuple[list[str | None] | None, dict[str, list[Any]] | None]:
+    """Return titles and features of items, as far as the request asks for them."""
     return (
-        history
-        if request.history is not None
-        else history.where(instance.known_items(history.items))
+        instance.items.titles(items) if request.titles else None,
+        instance.items.shown(request.show, items) if request.show else None,
     )

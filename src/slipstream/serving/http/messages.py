@@ -10,38 +10,65 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-INT64_MAX = 2**63 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_BEHAVIOURS = 65_536
 MAX_EVENTS = 4_096
 MAX_CANDIDATES = 10_000
 MAX_COUNT = 1_000
 
-Identity = Annotated[int, Meta(ge=0, le=INT64_MAX, description="An item's original id.")]
+MAX_ID_CHARACTERS = 256
+
+Identity = (
+    Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX, description="An item's original id.")]
+    | Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+)
 Timestamp = Annotated[
     int, Meta(ge=0, lt=2**62, description="Seconds since 1970, never going back within a history.")
 ]
 ActionName = Annotated[str, Meta(min_length=1, max_length=64)]
 ActionValue = Annotated[float, Meta(ge=-1e9, le=1e9)]
-User = Annotated[str, Meta(min_length=1, max_length=256, description="The user's id, any text.")]
+Label = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+FeatureValue = float | int | Label | Annotated[list[int | Label], Meta(max_length=1_000)]
+User = Annotated[
+    str,
+    Meta(min_length=1, max_length=MAX_ID_CHARACTERS, description="The user's id, any text."),
+]
 Candidates = Annotated[list[Identity], Meta(min_length=1, max_length=MAX_CANDIDATES)]
 Features = Annotated[
-    dict[ActionName, Annotated[int, Meta(ge=0, le=INT64_MAX)]],
+    dict[ActionName, FeatureValue | None],
     Meta(
         max_length=64,
-        description="Codes of the user features the model was trained with; an absent one counts "
-        "as not known.",
+        description="User features the model was trained with: a label or its code, a list of "
+        "them where a user has several, or a number; an absent one counts as not known.",
     ),
 ]
+RequestTime = Annotated[
+    int,
+    Meta(
+        ge=0,
+        lt=2**62,
+        description="The moment of the request in seconds since 1970; that of the last behaviour "
+        "unless given.",
+    ),
+]
+Shown = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=64)]],
+    Meta(max_length=32, description="Item features to return in `shown`."),
+]
+ShownValue = str | float | list[str] | None  # a label, a number, labels; null where not known
 TicketText = Annotated[
     str, Meta(min_length=1, max_length=512, description="As /v1/preinfer returned it.")
 ]
 
 
 class HistoryMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """Behaviours, oldest first; `actions` holds one value per behaviour under each name."""
+    """Behaviours, oldest first; `actions` holds one value per behaviour under each name.
+
+    Only for a model of a log without times may `timestamps` be left away.
+    """
 
     items: Annotated[list[Identity], Meta(max_length=MAX_BEHAVIOURS)]
-    timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)]
+    timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)] | None = None
     actions: Annotated[
         dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_BEHAVIOURS)]],
         Meta(max_length=32),
@@ -78,7 +105,8 @@ class PreinferAnswer(msgspec.Struct):
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Score candidates for a user.
 
-    `recent` are behaviours newer than the history; `allow_truncate` permits a shorter history.
+    `recent` are behaviours newer than the history; `allow_truncate` permits a shorter history:
+    where one is sent that is longer than the model reads, or where time is short.
     """
 
     user: User
@@ -88,17 +116,25 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     features: Features = {}
     ticket: TicketText | None = None
     allow_truncate: bool = False
+    request_time: RequestTime | None = None
+    titles: bool = False
+    show: Shown = []
 
 
 class RankAnswer(msgspec.Struct):
-    """One score per candidate for every task."""
+    """One score per known candidate for every task; `items` says of which."""
 
-    scores: dict[str, list[float]]  # by task, as the candidates were sent
+    scores: dict[str, list[float]]  # by task, one per item
     version: str
     instance: str
     hit: str  # where the prefix was found
     truncated: bool
     behaviours: int
+    items: list[Identity] = []  # the candidates scored, as they were sent
+    unknown: list[Identity] = []  # candidates that the catalogue lacks
+    skipped: int = 0  # behaviours left out, because the catalogue lacks their items
+    titles: list[str | None] | None = None
+    shown: dict[str, list[ShownValue]] | None = None
 
 
 class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,32 +160,48 @@ class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
         | None
     ) = None
     features: Features = {}
-    keep_seen: bool = False
+    keep_seen: (
+        Annotated[
+            bool,
+            Meta(
+                description="Whether items of the user's whole history may be recommended; the "
+                "model's own rule (`repeat` of its recipe) unless given."
+            ),
+        ]
+        | None
+    ) = None
     allow_truncate: bool = False
+    request_time: RequestTime | None = None
+    titles: bool = False
+    show: Shown = []
 
 
 class RecommendAnswer(msgspec.Struct):
     """The best items with their scores for every task."""
 
-    items: list[int]  # best first
+    items: list[Identity]  # best first
     scores: dict[str, list[float]]  # by task, one per item
     version: str
     instance: str
     hit: str
     truncated: bool
     behaviours: int
+    unknown: list[Identity] = []  # candidates that the catalogue lacks
+    skipped: int = 0  # behaviours left out, because the catalogue lacks their items
+    titles: list[str | None] | None = None
+    shown: dict[str, list[ShownValue]] | None = None
 
 
 class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Behaviours to append to a user's stored history.
 
-    `after`, when given, is the number of behaviours the sender believes are stored: a repeated
-    request is refused, so nothing is stored twice.
+    Without `timestamps` they happened now. `after`, when given, is the number of behaviours the
+    sender believes are stored: a repeated request is refused, so nothing is stored twice.
     """
 
     user: User
     items: Annotated[list[Identity], Meta(min_length=1, max_length=MAX_EVENTS)]
-    timestamps: Annotated[list[Timestamp], Meta(min_length=1, max_length=MAX_EVENTS)]
+    timestamps: Annotated[list[Timestamp], Meta(min_length=1, max_length=MAX_EVENTS)] | None = None
     actions: Annotated[
         dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_EVENTS)]],
         Meta(max_length=32),
@@ -169,6 +221,13 @@ class UserAnswer(msgspec.Struct):
     user: str
     behaviours: int
     recent: HistoryMessage
+
+
+class DeleteAnswer(msgspec.Struct):
+    """How many stored behaviours of a user were deleted; 0 where nothing was stored."""
+
+    user: str
+    deleted: int
 
 
 class StatusAnswer(msgspec.Struct):

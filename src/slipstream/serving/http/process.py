@@ -19,6 +19,7 @@ import msgspec
 import uvicorn
 
 KEEP_ALIVE_SECONDS = 3_600  # routers must close first: they take a closed connection for a failure
+CANNOT_START = 78  # exit code of a process that would fail the same way again
 SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
     "SLIPSTREAM_TICKET_SECRET",
     "SLIPSTREAM_API_KEYS",

@@ -19,7 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http import messages as m
-from slipstream.serving.http.endpoints import BACKLOG_HEADER, DEADLINE_HEADER, KEY_HEADER
+from slipstream.serving.http.endpoints import (
+    BACKLOG_HEADER,
+    DEADLINE_HEADER,
+    ENDPOINTS,
+    KEY_HEADER,
+    no_body,
+)
 from slipstream.serving.http.http_app import (
     Gate,
     Handler,
@@ -47,11 +53,12 @@ from slipstream.serving.router.upstream import (
 )
 
 FORWARDED = {
-    "/v1/preinfer": "preinfer",
-    "/v1/rank": "rank",
-    "/v1/recommend": "recommend",
-    "/v1/events": "events",
+    endpoint.path: endpoint
+    for endpoint in ENDPOINTS
+    if endpoint.name in ("preinfer", "rank", "recommend", "events")
 }
+USERS = "/v1/users/"
+OF_A_USER = {"GET": "user", "DELETE": "delete"}
 PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
 ASSUMED_TOKENS = 512  # of a request without a history: the router does not look up stored users
 GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
@@ -118,13 +125,15 @@ class Router:
         path: str = scope["path"]
         owner = None
         if path in FORWARDED:
+            if not body:
+                raise HttpProblem(400, "bad_request", no_body(FORWARDED[path]))
             fields = self._decode(body)
             user = fields.user
             if fields.ticket is not None:
                 owner = self._owner(fields.ticket, user, path)
             tokens = 0 if path == "/v1/events" else fields.tokens()
         else:
-            user, tokens = path.removeprefix("/v1/users/"), 0
+            user, tokens = path.removeprefix(USERS), 0
         return await self._send(scope, body, user, tokens, owner, deadline)
 
     def _owner(self, ticket: str, user: str, path: str) -> str | None:
@@ -396,10 +405,8 @@ class RouterApp:
 def _forwarded_name(method: str, path: str) -> str | None:
     """The endpoint's name if its requests are forwarded."""
     if method == "POST":
-        return FORWARDED.get(path)
-    user = path.removeprefix("/v1/users/")
-    is_user = method == "GET" and user != path and user and "/" not in user
-    return "user" if is_user else None
+        return FORWARDED[path].name if path in FORWARDED else None
+    return OF_A_USER.get(method) if path.startswith(USERS) and path != USERS else None
 
 
 def _forwarded_handlers() -> dict[str, Handler]:
@@ -411,7 +418,8 @@ def _forwarded_handlers() -> dict[str, Handler]:
     async def refuse(_message: object, _context: RequestContext) -> None:
         raise HttpProblem(404, "not_found", "Not Found")
 
-    return dict.fromkeys((*FORWARDED.values(), "user"), refuse)
+    names = [endpoint.name for endpoint in FORWARDED.values()]
+    return dict.fromkeys((*names, *OF_A_USER.values()), refuse)
 
 
 def build_router(router: Router, keys: Keys, limits: Limits) -> Gate:

@@ -18,17 +18,17 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from slipstream.bundle import Bundle
 from slipstream.history.user_history import History
-from slipstream.history.window import window_start
 from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.cache.prefix_cache import Busy, Lease
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
+from slipstream.serving.engine.items import ItemIds
 from slipstream.serving.engine.prefix import PrefixKey
+from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.estimates import RequestEstimates
 from slipstream.serving.instance.instance_config import (
@@ -85,8 +85,8 @@ class Instance:
 
     @property
     def max_len(self) -> int:
-        """The most behaviours the model sees."""
-        return self.engine.max_len
+        """The most behaviours a request is scored on."""
+        return self.engine.rules.max_len
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -98,9 +98,25 @@ class Instance:
         """The tokens of prefixes still to be computed."""
         return self.prefixes.outstanding_tokens
 
-    def known_items(self, items_T: np.ndarray) -> np.ndarray:
-        """Return which of these original ids the catalogue holds."""
-        return self.engine.items.contains(items_T)
+    @property
+    def rules(self) -> ServingRules:
+        """The bundle's rules of windows and repeats."""
+        return self.engine.rules
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """The actions the model reads of every behaviour."""
+        return tuple(sorted({column for column, _ in self.engine.encoder.tasks.values()}))
+
+    @property
+    def timed(self) -> bool:
+        """Whether the model reads times."""
+        return self.engine.encoder.timed
+
+    @property
+    def items(self) -> ItemIds:
+        """The catalogue."""
+        return self.engine.items
 
     # ---- pre-inference ---------------------------------------------------------------------------
 
@@ -296,13 +312,25 @@ class Instance:
     # ---- retrieval -------------------------------------------------------------------------------
 
     async def retrieve(
-        self, history: History, k: int, *, deadline: float, request_time: int | None = None
+        self,
+        history: History,
+        k: int,
+        *,
+        deadline: float,
+        request_time: int | None = None,
+        exclude_seen: bool | None = None,
+        exclude: Any = (),
     ) -> list[tuple[int | str, float]]:
-        """Return the `k` best items of the catalogue with their scores, best first."""
+        """Return the `k` best items of the catalogue with their scores, best first.
+
+        Which items are left out: see `Engine.retrieve`.
+        """
         encoded = self._window(self.engine.encode(history))
 
         def steps() -> Generator[None, None, Any]:
-            return self.engine.retrieve(encoded, k, request_time=request_time)
+            return self.engine.retrieve(
+                encoded, k, request_time=request_time, exclude_seen=exclude_seen, exclude=exclude
+            )
             yield  # makes this a generator: one step, whose value is the result
 
         seconds = self.cost.prefill_seconds(self.engine.tokens_of(len(encoded)))
@@ -313,7 +341,7 @@ class Instance:
 
     def _window(self, encoded: EncodedHistory) -> EncodedHistory:
         """Return the part of a history that the model sees."""
-        return encoded.part(window_start(len(encoded), self.max_len))
+        return encoded.part(self.rules.window_start(len(encoded)))
 
     def _windows(
         self, older: EncodedHistory, newer: EncodedHistory
@@ -322,9 +350,9 @@ class Instance:
 
         The history is cut where its pre-inference cut it, if the recent behaviours still fit.
         """
-        start = window_start(len(older), self.max_len)
+        start = self.rules.window_start(len(older))
         if len(older) - start + len(newer) > self.max_len:
-            start = window_start(len(older) + len(newer), self.max_len)
+            start = self.rules.window_start(len(older) + len(newer))
         return older.part(min(start, len(older))), newer.part(max(0, start - len(older)))
 
     def _consume(self, key: PrefixKey) -> None:
@@ -341,6 +369,13 @@ class Instance:
             del self._announced[key]
 
     # ---- life ------------------------------------------------------------------------------------
+
+    async def forget(self, user: str, deadline: float) -> None:
+        """Delete a user's prefixes from every tier, as soon as nothing uses them any more."""
+        while not self.prefixes.forget(user):
+            if time.monotonic() >= deadline:
+                raise DeadlineError("the deadline passed while the user's prefixes were in use")
+            await asyncio.sleep(0.005)
 
     def stats(self) -> dict[str, float]:
         """Return counters and gauges for /metrics."""

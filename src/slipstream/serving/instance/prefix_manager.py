@@ -169,6 +169,14 @@ class PrefixManager:
         if held is not None:
             held.release()
 
+    def forget(self, user: str) -> bool:
+        """Remove a user's prefixes from both tiers; False where some are still in use."""
+        filling = any(key.user == user for key in self.inflight.by_key)
+        left = self.cache.forget(user)
+        if self.expander is not None:
+            left += self.expander.forget(user)
+        return not filling and not left
+
     def close(self) -> None:
         """Close the host tier; what is in it stays for the next process."""
         if self.expander is not None:
