@@ -51,4 +51,4 @@ def test_a_shipped_recipe_runs(name, store, tmp_path):
         np.isfinite(value) or name.split("/")[0] in ("AUC", "GAUC", "NE")
         for name, value in figures.items()
     )
-    assert len(run.recommend(store.users.id(0), k=5)) == 5
+    assert run.recommend(store.users.id(0), k=5).height == 5
