@@ -27,6 +27,7 @@ def test_recipes_ship():
         "ml-1m-sasrec",
         "kuairand-pure-ranking",
         "demo",
+        "retrieval-default",
     } <= set(SHIPPED)
 
 

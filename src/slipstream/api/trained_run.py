@@ -62,7 +62,10 @@ class Figures(dict[str, float]):
 
 
 class Run(Predictor):
-    """A trained run on disk; `data` is where its store lies now, if not where it was trained."""
+    """A trained run on disk.
+
+    `data` is where its store lies now, if it was moved since.
+    """
 
     def __init__(
         self,

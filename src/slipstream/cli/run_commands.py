@@ -1,6 +1,6 @@
 """`slipstream train | evaluate | recommend | export`: the commands of one run.
 
-Touch this when such a command gets another flag or prints something else; the work is in api.py and
+Touch this when such a command gets another flag or prints something else; the work is in api/ and
 training/.
 """
 
