@@ -89,3 +89,8 @@ def test_normalised_entropy_of_the_base_rate_is_one():
     assert metrics.normalised_entropy(torch.full((4,), 0.25), labels) == pytest.approx(1.0)
     assert metrics.normalised_entropy(torch.tensor([0.9, 0.1, 0.1, 0.1]), labels) < 1
     assert math.isnan(metrics.normalised_entropy(torch.full((2,), 0.5), torch.ones(2)))
+
+
+def test_a_place_counts_ties_half_and_a_missed_target_as_infinite():
+    above_S, tied_S = torch.tensor([0, 3, metrics.MISSED]), torch.tensor([0, 2, 0])
+    assert metrics.mean_places(above_S, tied_S).tolist() == [1.0, 5.0, float("inf")]
