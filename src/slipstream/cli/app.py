@@ -5,6 +5,7 @@ of a command is imported only when the command is called, so that `slipstream --
 """
 
 import sys
+from typing import Any
 
 import typer
 
@@ -124,19 +125,33 @@ def _root(
 def run_command(arguments: list[str] | None = None, program: typer.Typer = app) -> int:
     """Run one command (default: this process's arguments) and return its exit code.
 
-    A `SlipstreamError` becomes `error: …` and 1; Ctrl-C ends with 130 and no traceback.
+    A `SlipstreamError` becomes `error: …` and 1, a wrong call `error: …` and 2. Ctrl-C ends with
+    130 and no traceback.
     """
     try:
-        program(arguments)
-        return 0
-    except SystemExit as end:  # typer's own: 0, 2 for a wrong call (already explained), 130
+        code = program(arguments, prog_name="slipstream", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except SlipstreamError as error:
         _print_error(f"error: {error}")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _print_error("stopped by Ctrl-C")
         return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of the library that reads the arguments
+            raise
+        return _explain_wrong_call(error)
+
+
+def _explain_wrong_call(error: Any) -> int:
+    """Print what is wrong with the arguments in a sentence; no arguments at all: the help."""
+    path = "slipstream" if error.ctx is None else error.ctx.command_path
+    message = error.format_message().strip().rstrip(".")
+    if message:
+        _print_error(f"error: {message[0].lower()}{message[1:]}; see {path} --help")
+    return int(error.exit_code)
 
 
 def _print_error(sentence: str) -> None:

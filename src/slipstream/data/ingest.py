@@ -321,7 +321,8 @@ def _apply_filters(
         user_counts, item_counts = count()
     kept = int(user_counts.sum())
     if kept == 0:
-        raise SlipstreamError(f"the filters {asdict(filters)} leave no behaviour; lower them")
+        given = ", ".join(f"{name} {count}" for name, count in asdict(filters).items() if count > 1)
+        raise SlipstreamError(f"the filters ({given}) leave no behaviour; lower them")
     return keep_U, keep_V, kept
 
 

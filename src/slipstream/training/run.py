@@ -49,6 +49,7 @@ from slipstream.training.run_directory import (
     open_directory,
     read_recipe,
     recorded_threads,
+    remove_unstarted,
     sole_user,
     sweep,
     versions,
@@ -146,6 +147,8 @@ def _train(
     def open_for_all() -> dict[str, Any]:
         make_room(directory, recipe, store, replaced, own, force=force)
         held.callback(replaced.restore)
+        if not directory.exists():
+            held.callback(remove_unstarted, directory)
         directory.mkdir(parents=True, exist_ok=True)
         held.enter_context(sole_user(directory))
         sweep(directory)

@@ -181,6 +181,15 @@ def open_directory(
     return {**described, "recipe": recipe.model_dump(mode="json"), "seconds": seconds}
 
 
+def remove_unstarted(directory: Path) -> None:
+    """Remove the directory of a new run that ended before its first step."""
+    if not (directory / NOTE).exists():
+        for name in ("recipe.yaml", LOCK):
+            (directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else lies there
+            directory.rmdir()
+
+
 def versions(ranks: int = 1) -> dict[str, Any]:
     """Return the versions and the machine of this session."""
     return {
