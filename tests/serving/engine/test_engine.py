@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.serving.bundle import random_bundle
 from slipstream.history.user_history import History
+from slipstream.serving.engine import engine as engine_module
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.prefix import PrefixBuffer
 from slipstream.serving.request_errors import BadRequest
@@ -204,8 +205,10 @@ def test_request_time_is_felt(tmp_path):
     assert largest_difference(now, later) > 0
 
 
+@pytest.mark.parametrize("coded_from", [1, 50_000])
 @pytest.mark.parametrize("task", TASKS)
-def test_retrieve_is_the_exact_best_of_the_catalogue(tmp_path, task):
+def test_retrieve_is_the_exact_best_of_the_catalogue(tmp_path, task, coded_from, monkeypatch):
+    monkeypatch.setattr(engine_module, "QUANTIZED_FROM", coded_from)
     served, whole = engine(tmp_path, task=task), history(40)
     items, scores = served.retrieve(whole, 10)
     every = FIRST_ID + np.arange(300)

@@ -28,6 +28,7 @@ from slipstream.models.jagged import offsets_from_lengths
 from slipstream.models.model_config import ModelConfig
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
+from slipstream.ops.topk import quantize_rows, top_k
 from slipstream.serving.engine.encoding import EncodedHistory, HistoryEncoder, user_features_of
 from slipstream.serving.engine.feature_rows import FeatureRows
 from slipstream.serving.engine.items import ItemIds, whole_numbers
@@ -37,7 +38,7 @@ from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.request_errors import BadRequest
 
 CANDIDATE_TILE = 256  # candidates scored at once
-CATALOGUE_TILE = 65_536  # catalogue rows compared at once
+QUANTIZED_FROM = 50_000  # items from which the catalogue is searched by 8-bit codes first
 CHUNK_TOKENS = 512  # tokens of one step of a prefill
 SUFFIX_ROOM = 320  # tokens a ranking request may append to a prefix without copying it
 
@@ -92,6 +93,8 @@ class Engine:
         self._catalogue_ND = (
             self._directions(self._rows.tables["item"]) if self.task == "retrieval" else None
         )
+        large = self._catalogue_ND is not None and len(self._catalogue_ND) >= QUANTIZED_FROM
+        self._quantized = quantize_rows(self.item_vectors_ND) if large else None
         self.shape = KVShape.of(self.config)
         self.tokens_per_behaviour = self.model.tokens_per_behaviour
         self.user_tokens = len(self.model.user_names)
@@ -220,19 +223,22 @@ class Engine:
         encoded = self.encode(history)
         if k < 1:
             raise BadRequest(f"k must be at least 1, got {k}")
-        best_values, best_rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
-        seen_N = torch.zeros(len(self.items), dtype=torch.bool)
+        sent = self.items.find(exclude)
+        excluded = torch.from_numpy(sent[sent >= 0])
         if self.rules.exclude_seen if exclude_seen is None else exclude_seen:
-            seen_N[encoded.rows_T] = True
-        excluded_rows = self.items.find(exclude)
-        seen_N[torch.from_numpy(excluded_rows[excluded_rows >= 0])] = True
-        for rows_C, scores_C in self._catalogue_scores(encoded, request_time):
-            scores_C = scores_C.masked_fill(seen_N[rows_C], -torch.inf)
-            values, rows = torch.cat([best_values, scores_C]), torch.cat([best_rows, rows_C])
-            order = torch.sort(values, descending=True, stable=True).indices[:k]
-            best_values, best_rows = values[order], rows[order]
-        kept = best_values > -torch.inf
-        return self.items.originals(best_rows[kept]), best_values[kept].tolist()
+            excluded = torch.cat([excluded, encoded.rows_T])
+        query = self.make_query(self.prefill(encoded), None, [], request_time)
+        if self._catalogue_ND is None:
+            scores_K, rows_K = self._best_ranked(query, k, excluded)
+        else:
+            scores_K, rows_K = top_k(
+                self._query_vector_D(query),
+                self._catalogue_ND,
+                k,
+                quantized=self._quantized,
+                excluded=excluded,
+            )
+        return self.items.originals(rows_K), scores_K.tolist()
 
     @torch.inference_mode()
     def query_vectors(
@@ -427,20 +433,20 @@ class Engine:
     def _directions(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.normalize(x, dim=-1, eps=1e-6) if self._normalize else x
 
-    def _catalogue_scores(
-        self, encoded: EncodedHistory, request_time: int | None
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield rows and scores of the whole catalogue, tile by tile."""
-        rows_N = torch.arange(len(self.items))
-        query = self.make_query(self.prefill(encoded), None, [], request_time)
-        if self._catalogue_ND is None:
-            for rows_C in torch.split(rows_N, CANDIDATE_TILE):
-                scores = self._rank_one(query.with_candidates(rows_C))
-                yield rows_C, torch.from_numpy(scores[self.tasks[0]])
-            return
-        query_D = self._query_vector_D(query)
-        for rows_C in torch.split(rows_N, CATALOGUE_TILE):
-            yield rows_C, self._catalogue_ND[rows_C[0] : rows_C[-1] + 1] @ query_D
+    def _best_ranked(
+        self, query: RankQuery, k: int, excluded: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scores and rows of the best items by the first task, every item a candidate."""
+        allowed_N = torch.ones(len(self.items), dtype=torch.bool)
+        allowed_N[excluded] = False
+        rows_N = allowed_N.nonzero().squeeze(1)
+        parts = [
+            torch.from_numpy(self._rank_one(query.with_candidates(rows_C))[self.tasks[0]])
+            for rows_C in torch.split(rows_N, CANDIDATE_TILE)
+        ]
+        scores_N = torch.cat(parts) if parts else torch.empty(0)
+        order = torch.sort(scores_N, descending=True, stable=True).indices[:k]
+        return scores_N[order], rows_N[order]
 
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
