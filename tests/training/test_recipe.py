@@ -1,6 +1,7 @@
 """Recipes: what they refuse, what their digests leave out, and that earlier ones keep loading."""
 
 import json
+from datetime import date
 
 import pytest
 import yaml
@@ -171,3 +172,16 @@ def test_the_rules_of_evaluation_count_only_where_they_are_not_the_defaults(chan
     assert trained_digest(Recipe.model_validate(content)) == trained_digest(small_recipe())
     assert trained_digest(small_recipe(**changes)) != trained_digest(small_recipe())
     assert network_digest(small_recipe(**changes)) == network_digest(small_recipe())
+
+
+def test_splits_and_windows_change_the_digest_only_where_they_are_used():
+    plain, dates = Recipe(name="x"), {"validation_from": date(2024, 5, 1), "test_from": 1714608000}
+    for changes in (
+        {"split": {"by": "users", "validation": 0.1, "test": 0.1}},
+        {"split": {"by": "time", **dates}},
+        {"sampler": {"windows": 2}},
+    ):
+        assert trained_digest(Recipe(name="x", **changes)) != trained_digest(plain)
+    same = Recipe(name="x", split={"by": "last"}, sampler={"windows": 1})
+    assert trained_digest(same) == trained_digest(plain)
+    assert Recipe(name="x", split={"by": "time", **dates}).split.validation_from == "2024-05-01"

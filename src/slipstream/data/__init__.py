@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from slipstream.data.preparation import prepare as prepare
     from slipstream.data.raw_log import Columns as Columns
     from slipstream.data.sampler import SamplerConfig as SamplerConfig
-    from slipstream.data.sampler import Split as Split
     from slipstream.data.sampler import TrainingSampler as TrainingSampler
     from slipstream.data.sampler import evaluation_batches as evaluation_batches
+    from slipstream.data.splits import Split as Split
     from slipstream.data.store import Feature as Feature
     from slipstream.data.store import SequenceStore as SequenceStore
     from slipstream.data.store import Vocabulary as Vocabulary
@@ -55,7 +55,7 @@ __getattr__, __dir__ = exporter(
         "JaggedBatch": "batch",
         "SamplerConfig": "sampler",
         "SequenceStore": "store",
-        "Split": "sampler",
+        "Split": "splits",
         "Synthetic": "synthetic",
         "TrainingSampler": "sampler",
         "Vocabulary": "store",
