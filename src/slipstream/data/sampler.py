@@ -153,7 +153,14 @@ class TrainingSampler:
         return {"epoch": self.epoch, "step": self._step, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the sample after that of `state`, on any number of ranks."""
+        """Continue with the sample after that of `state`, on any number of ranks.
+
+        Where the store has grown since, an epoch over all of it begins.
+        """
+        grown = state.get("store") in self.store.ancestors
+        if grown:
+            state = state | {"store": self.store.digest}
+            state |= {"epoch": int(state["epoch"]) + (int(state["step"]) > 0), "step": 0}
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise SlipstreamError(

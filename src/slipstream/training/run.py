@@ -6,8 +6,9 @@
     checkpoints/    step-… (the newest few) and best-…
     tensorboard/    the same figures as events
 
-The same recipe and data in the same directory continue from the newest checkpoint; another recipe's
-run is never overwritten. Touch this when a run starts, resumes or ends in another way.
+The same recipe and data in the same directory continue from the newest checkpoint, also where the
+data has grown since (`slipstream data append`); another recipe's run is never overwritten. Touch
+this when a run starts, resumes or ends in another way.
 """
 
 import contextlib
@@ -35,7 +36,14 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, read_json, write_json
 from slipstream.ops import native
 from slipstream.ops.allocator import keep_freed_memory
-from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
+from slipstream.training.checkpoint import (
+    BEST,
+    LAST,
+    latest,
+    load_checkpoint,
+    load_weights,
+    read_state,
+)
 from slipstream.training.device import find_device
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
@@ -153,6 +161,8 @@ def _train(
         )
         loader.load_state_dict(state["sampler"])
         progress = Progress(**state["progress"])
+        if state["sampler"].get("store") != store.digest:
+            progress = progress.on_grown_data()
 
     def evaluate_validation() -> dict[str, float]:
         assert evaluate is not None
@@ -267,7 +277,7 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
                 f"{directory} holds a run of another recipe ('{earlier.get('name')}'); choose "
                 "another directory or remove this one"
             )
-        if earlier.get("store", {}).get("digest") != store.meta.get("digest"):
+        if not is_same_or_grown(store, earlier.get("store", {}).get("digest"), recipe):
             raise SlipstreamError(
                 f"{directory} holds a run on other data; choose another directory or remove this "
                 "one"
@@ -283,6 +293,20 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
             yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
         )
     return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
+
+
+def is_same_or_grown(store: SequenceStore, digest: str | None, recipe: Recipe) -> bool:
+    """Whether a store is that of `digest`, or grew from it: rows mean the same in both."""
+    if digest == store.meta.get("digest"):
+        return True
+    chosen = [store.item_features[name] for name in recipe.item_features]
+    chosen += [store.user_features[name] for name in recipe.user_features]
+    if digest in store.ancestors and any(each.kind == "number" for each in chosen):
+        raise SlipstreamError(
+            "the store has grown, and the bins of a numeric feature would move with it; start a "
+            "new run, or leave numeric features out"
+        )
+    return digest in store.ancestors
 
 
 def sweep(directory: Path) -> None:
@@ -332,14 +356,20 @@ def open_run(
     recipe = read_recipe(run_dir)
     trained_on = read_json(Path(run_dir) / "run.json")["store"]
     store = store or SequenceStore.open(trained_on["directory"])
-    if store.digest != trained_on["digest"]:
+    if not is_same_or_grown(store, trained_on["digest"], recipe):
         raise SlipstreamError(
             f"{run_dir} was trained on other data than {store.directory} holds now, so its rows "
             "would mean other items; "
             "prepare that data again as it was"
         )
     checkpoints = Path(run_dir) / "checkpoints"
-    found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
+    found = latest(checkpoints, BEST) if which == "best" else None
+    if (
+        found is not None
+        and read_state(found).get("store", trained_on["digest"]) != (trained_on["digest"])
+    ):
+        found = None  # it was the best of the store before it grew
+    found = found or latest(checkpoints, LAST)
     if found is None:
         raise SlipstreamError(
             f"{run_dir} has no checkpoint yet; train longer, or wait for the first one"

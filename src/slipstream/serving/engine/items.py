@@ -18,7 +18,10 @@ from slipstream.serving.request_errors import BadRequest
 
 
 class ItemIds:
-    """The catalogue's original ids, ascending, and the rows that stand for them."""
+    """The catalogue's original ids and the rows that stand for them.
+
+    Ids ascend, but for those of a store that has grown: then lookups go by their sorted order.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -30,6 +33,10 @@ class ItemIds:
             ) from error
         self.numeric = pa.types.is_integer(column.type)
         self.ids_N = column.to_numpy(zero_copy_only=False).copy()
+        self._order_N = None  # the rows by ascending id, where that is another order
+        if self.numeric and (self.ids_N[1:] < self.ids_N[:-1]).any():
+            self._order_N = np.argsort(self.ids_N, kind="stable")
+        self._sorted_N = self.ids_N if self._order_N is None else self.ids_N[self._order_N]
         self._text = (
             None if self.numeric else {name: row for row, name in enumerate(self.ids_N.tolist())}
         )
@@ -44,19 +51,21 @@ class ItemIds:
                 [self._text_row(item) for item in _plain_list(items)], dtype=torch.int64
             )
         ids_T = whole_numbers("item ids", items)
-        rows_T = np.searchsorted(self.ids_N, ids_T)
-        known_T = self.ids_N[np.minimum(rows_T, self.ids_N.size - 1)] == ids_T
+        rows_T = np.minimum(np.searchsorted(self._sorted_N, ids_T), self.ids_N.size - 1)
+        known_T = self._sorted_N[rows_T] == ids_T
         if not known_T.all():
             raise BadRequest(
                 f"item {int(ids_T[~known_T][0])} is not in this bundle's catalogue; send only "
                 "items it was trained on"
             )
+        if self._order_N is not None:
+            rows_T = self._order_N[rows_T]
         return torch.from_numpy(rows_T.astype(np.int64, copy=False))
 
     def contains(self, items_T: np.ndarray) -> np.ndarray:
         """Return which of these ids the catalogue holds (whole numbers only)."""
-        rows_T = np.minimum(np.searchsorted(self.ids_N, items_T), self.ids_N.size - 1)
-        return np.asarray(self.ids_N[rows_T] == items_T)
+        rows_T = np.minimum(np.searchsorted(self._sorted_N, items_T), self.ids_N.size - 1)
+        return np.asarray(self._sorted_N[rows_T] == items_T)
 
     def originals(self, rows: torch.Tensor) -> list[int] | list[str]:
         """Return the original ids of rows."""
