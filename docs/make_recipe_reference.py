@@ -26,6 +26,19 @@ where it is unique, by its last part (`dim=64`). A section's name stands for its
 Shipped recipes: `demo`, `ml-1m-hstu`, `ml-1m-hstu-full`, `ml-1m-fuxi`, `ml-1m-sasrec`,
 `kuairand-pure-ranking`.
 """
+SPLIT = {
+    "by": (
+        "`last`, `time`, `users`",
+        "what is held out: docs/guides/evaluation.md",
+    ),
+    "validation": (
+        "number",
+        "last: behaviours; time: a share of them; users: a share of users",
+    ),
+    "test": ("number", "the same for the test"),
+    "validation_from": ("seconds, ISO text", "time: first moment of validation, instead of shares"),
+    "test_from": ("seconds, ISO text", "time: first moment of the test, instead of shares"),
+}
 TABLE = "| key | values | default | meaning |\n|---|---|---|---|\n"
 
 
@@ -79,9 +92,9 @@ def page() -> str:
             title = f"\n## `{name}`: {field.description}\n\n"
             text += title + TABLE + rows(field.annotation, f"{name}.")  # type: ignore[arg-type]
     text += f"\n## `split`: {Recipe.model_fields['split'].description}\n\n" + TABLE
-    for name, field in sampler.Split.__dataclass_fields__.items():
-        meaning = f"behaviours of the {name} split"
-        text += f"| `split.{name}` | whole number | {field.default} | {meaning} |\n"
+    for name, (kind, meaning) in SPLIT.items():
+        value = sampler.Split.__dataclass_fields__[name].default
+        text += f"| `split.{name}` | {kind} | {'' if value is None else value} | {meaning} |\n"
     text += "\n## `tasks.NAME`: one predicted action of a ranking recipe\n\n" + TABLE
     return text + rows(RankingTask, "tasks.NAME.")
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.data import Choices, Columns, FeatureFile, SequenceStore, prepare
-from slipstream.data.append import append
+from slipstream.data import Choices, Columns, FeatureFile, SequenceStore, append_log, prepare
 from slipstream.errors import SlipstreamError
 
 
@@ -67,7 +66,7 @@ def test_a_part_and_its_rest_are_the_whole_log(rows, cuts, text, duplicates, tmp
     before = vocabulary(grown)
     for part in (rows[first:second], rows[second:]):
         if part:
-            done = append(place / "store", frame(part, ids))
+            done = append_log(place / "store", frame(part, ids))
             if done.already:  # the same log again, which is never taken twice
                 return
             grown = done.store
@@ -103,13 +102,13 @@ def store(tmp_path):
 
 
 def test_appending_the_same_log_again_changes_nothing(store, tmp_path):
-    done = append(store, written(tmp_path / "more.csv", MORE))
+    done = append_log(store, written(tmp_path / "more.csv", MORE))
     assert (done.behaviours, done.users, done.items, done.already) == (4, 1, 2, False)
     assert vocabulary(done.store) == [[1, 2, 0], [5, 6, 7, 3, 4]]
     text = (store / "store.json").read_text()
-    again = append(store, written(tmp_path / "other name.csv", MORE))
+    again = append_log(store, written(tmp_path / "other name.csv", MORE))
     assert again.already and again.store.digest == done.store.digest
-    assert append(store, tmp_path / "base.csv").already
+    assert append_log(store, tmp_path / "base.csv").already
     assert (store / "store.json").read_text() == text
     meta = json.loads(text)
     assert meta["format"] == 3 and meta["item_parts"] == [3, 2] and meta["user_parts"] == [2, 1]
@@ -119,39 +118,39 @@ def test_appending_the_same_log_again_changes_nothing(store, tmp_path):
 
 def test_another_directory_leaves_the_store_alone(store, tmp_path):
     digest = SequenceStore.open(store).digest
-    grown = append(store, written(tmp_path / "more.csv", MORE), out=tmp_path / "grown").store
+    grown = append_log(store, written(tmp_path / "more.csv", MORE), out=tmp_path / "grown").store
     assert SequenceStore.open(store).digest == digest and grown.ancestors == [digest]
     with pytest.raises(SlipstreamError, match="exists already"):
-        append(store, tmp_path / "more.csv", out=tmp_path / "grown")
+        append_log(store, tmp_path / "more.csv", out=tmp_path / "grown")
 
 
 def test_behaviours_older_than_the_last_one_are_refused_or_left_out(store, tmp_path):
     late = written(tmp_path / "late.csv", [(1, 99, 19, 0), (1, 6, 20, 0), (2, 8, 39, 0), *MORE])
     before = (store / "store.json").read_text()
     with pytest.raises(SlipstreamError, match=r"2 behaviours that are older .*--late drop"):
-        append(store, late)
+        append_log(store, late)
     assert (store / "store.json").read_text() == before
-    done = append(store, late, late="drop")
+    done = append_log(store, late, late="drop")
     assert (done.late, done.behaviours) == (2, 5)
     assert 99 not in vocabulary(done.store)[1]  # an item of late behaviours only
     with pytest.raises(SlipstreamError, match="unknown choice 'maybe'"):
-        append(store, late, late="maybe")
+        append_log(store, late, late="maybe")
 
 
 def test_exact_duplicates_of_the_last_second_are_left_out(store, tmp_path):
     log = written(tmp_path / "again.csv", [(1, 6, 20, 1), (1, 6, 20, 0), (2, 7, 40, 1)])
-    done = append(store, log)
+    done = append_log(store, log)
     assert (done.duplicates, done.behaviours) == (2, 1)
-    assert not append(store, written(tmp_path / "nothing.csv", [(2, 7, 40, 1)])).behaviours
+    assert not append_log(store, written(tmp_path / "nothing.csv", [(2, 7, 40, 1)])).behaviours
 
 
 def test_ids_of_another_kind_are_refused_and_text_stays_text(store, tmp_path):
     with pytest.raises(SlipstreamError, match="user ids of the store are whole numbers"):
-        append(store, frame(MORE, str).with_columns(user_id=pl.lit("x")))
+        append_log(store, frame(MORE, str).with_columns(user_id=pl.lit("x")))
     prepare(frame([("a", "007", 1, 0), ("b", "x", 2, 0)]), tmp_path / "text", CHOICES)
     log = tmp_path / "numbers.csv"
     log.write_text("user_id,item_id,timestamp,click\n12,007,5,0\n12,12,6,0\n")
-    grown = append(tmp_path / "text", log).store
+    grown = append_log(tmp_path / "text", log).store
     assert vocabulary(grown) == [["a", "b", "12"], ["007", "x", "12"]]
 
 
@@ -166,7 +165,7 @@ def test_features_of_new_items_join_and_codes_stay(tmp_path):
         {"item_id": [3, 5], "kind": ["a", "a"], "tags": [["w", "y"], ["w"]]}
         | {"price": [9.0, 9.0], "name": ["three", "other"]}
     )
-    store = append(tmp_path / "store", frame(MORE), items=more).store
+    store = append_log(tmp_path / "store", frame(MORE), items=more).store
     kind, tags = store.item_features["kind"], store.item_features["tags"]
     assert kind.labels.to_pylist() == ["", "b", "c", "a"]
     assert kind.codes.tolist() == [1, 2, 1, 3, 0]
@@ -178,7 +177,9 @@ def test_features_of_new_items_join_and_codes_stay(tmp_path):
     )
     titles = [store.items.title(row) for row in range(5)]
     assert titles == ["five", "six", "seven", "three", None]
-    again = append(tmp_path / "store", frame([(9, 11, 99, 0)])).store  # nothing known of item 11
+    again = append_log(
+        tmp_path / "store", frame([(9, 11, 99, 0)])
+    ).store  # nothing known of item 11
     assert again.item_features["kind"].codes.tolist() == [1, 2, 1, 3, 0, 0]
 
 
@@ -187,6 +188,6 @@ def test_text_actions_of_a_later_log_may_be_new(tmp_path):
     log = frame(BASE).drop("click").with_columns(what=pl.lit("view"))
     prepare(log, tmp_path / "store", Choices(columns=columns))
     more = frame(MORE).drop("click").with_columns(what=pl.lit("buy"))
-    store = append(tmp_path / "store", more).store
+    store = append_log(tmp_path / "store", more).store
     assert sorted(store.actions) == ["what=buy", "what=view"]
     assert store.actions["what=buy"].sum() == 4 and store.actions["what=view"].sum() == 4

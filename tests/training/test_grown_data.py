@@ -7,8 +7,7 @@ import torch
 
 from slipstream.bundle import read_bundle
 from slipstream.cli.app import run_command
-from slipstream.data import SequenceStore, prepare
-from slipstream.data.append import append
+from slipstream.data import SequenceStore, append_log, prepare
 from slipstream.errors import SlipstreamError
 from slipstream.serving.engine.items import ItemIds
 from slipstream.training.export import export_recommender
@@ -77,7 +76,7 @@ def test_a_run_over_a_grown_store_equals_the_steps_without_a_stop(logs, tmp_path
         tables = {**tables, "directory": str(tmp_path / "rows")}
     base = prepare(logs[0], tmp_path / "base")
     train(recipe_of(tables, BEFORE), base, tmp_path / "run", quiet=True)
-    grown = append(tmp_path / "base", logs[1], out=tmp_path / "grown").store
+    grown = append_log(tmp_path / "base", logs[1], out=tmp_path / "grown").store
     assert grown.num_items > base.num_items and grown.num_users > base.num_users
     done = train(recipe_of(tables, AFTER), grown, tmp_path / "run", quiet=True)
     assert done.step == AFTER
@@ -92,7 +91,7 @@ def test_a_run_over_a_grown_store_equals_the_steps_without_a_stop(logs, tmp_path
 
 def test_a_second_stop_right_after_the_store_has_grown_changes_nothing(logs, tmp_path):
     base = prepare(logs[0], tmp_path / "base")
-    grown = append(tmp_path / "base", logs[1], out=tmp_path / "grown").store
+    grown = append_log(tmp_path / "base", logs[1], out=tmp_path / "grown").store
     tables = {"optimizer": "rowwise_adam"}
     for name, stops in (("one", (BEFORE, AFTER)), ("two", (BEFORE, BEFORE + 1, AFTER))):
         for store, steps in zip((base, grown, grown), stops, strict=False):
@@ -105,7 +104,7 @@ def test_new_items_are_recommended_exported_and_served_by_their_ids(logs, tmp_pa
     tables = {"optimizer": "rowwise_adam"}
     recipe = recipe_of(tables, BEFORE, evaluate_every=1)
     train(recipe, base, tmp_path / "run", quiet=True)
-    store = append(tmp_path / "store", logs[1]).store
+    store = append_log(tmp_path / "store", logs[1]).store
     *_, early = open_run(tmp_path / "run")  # of the store before it grew, over all items
     assert early.features.num_items == store.num_items
     longer = recipe_of(tables, 60, evaluate_every=1)
@@ -150,7 +149,7 @@ def test_the_best_weights_of_the_smaller_store_are_not_those_of_the_grown_one(lo
     train(recipe_of(tables, BEFORE, evaluate_every=1), base, run, quiet=True)
     (best,) = checkpoints.glob("best-*")
     best.rename(tmp_path / best.name)
-    grown = append(tmp_path / "store", logs[1]).store
+    grown = append_log(tmp_path / "store", logs[1]).store
     done = train(recipe_of(tables, AFTER, evaluate_every=1), grown, run, quiet=True)
     assert done.best_step > BEFORE  # the earlier figures do not compete
     for path in checkpoints.glob("best-*"):  # as if it had ended before its first evaluation

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.data.append import AppendReport, append, recorded_choices
+from slipstream.data.append import AppendReport, append_log, recorded_choices
 from slipstream.data.catalogue import NAMES
 from slipstream.data.choices import Choices, FeatureFile
 from slipstream.data.log_files import SEPARATORS
@@ -342,7 +342,7 @@ def append_command(
     if moved:
         columns = replace(recorded_choices(SequenceStore.open(directory)).columns, **moved)  # type: ignore[arg-type]
     with Ticker() as ticker:
-        done = append(
+        done = append_log(
             directory,
             files,
             out=out,

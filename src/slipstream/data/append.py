@@ -1,4 +1,4 @@
-"""`append`: adds later behaviours, new users and new items to a store.
+"""`append_log`: adds later behaviours, new users and new items to a store.
 
 Rows of existing users and items, and codes of existing categories, keep their numbers, because
 trained tables are keyed by them; new ones come after them. Touch this when more of a store can
@@ -51,7 +51,7 @@ class AppendReport:
     already: bool = False
 
 
-def append(
+def append_log(
     directory: str | os.PathLike[str],
     data: TableSource,
     *,
@@ -71,7 +71,7 @@ def append(
     """
     if late not in LATE:
         raise SlipstreamError(f"unknown choice '{late}' of late; it is {' or '.join(LATE)}")
-    base, target = SequenceStore.open(directory), Path(out or directory)
+    base, target = SequenceStore.open(Path(directory)), Path(out or directory)
     report = progress or (lambda what, done, total: None)
     choices = recorded_choices(base, columns, items, users)
     if target.resolve() != Path(directory).resolve():

@@ -118,7 +118,7 @@ class Vocabulary:
             return None
         for begin, end in self._borders():
             if self.ids_V is not None:
-                row = begin + int(np.searchsorted(self.ids_V[begin:end], key))  # type: ignore[arg-type]
+                row = begin + int(np.searchsorted(self.ids_V[begin:end], key))
             else:
                 row = begin + bisect_left(
                     range(begin, end), key, key=lambda r: self._ids[r].as_py()
