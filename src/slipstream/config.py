@@ -116,6 +116,9 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = [prefix + name for name in model.model_fields]
     for name, section in sections.items():
         keys += _all_keys(section, f"{prefix}{name}.")
+    for name, info in model.model_fields.items():  # such as a recipe's split
+        parts = getattr(info.annotation, "__dataclass_fields__", {})
+        keys += [f"{prefix}{name}.{part}" for part in parts]
     return keys
 
 

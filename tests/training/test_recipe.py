@@ -185,3 +185,20 @@ def test_splits_and_windows_change_the_digest_only_where_they_are_used():
     same = Recipe(name="x", split={"by": "last"}, sampler={"windows": 1})
     assert trained_digest(same) == trained_digest(plain)
     assert Recipe(name="x", split={"by": "time", **dates}).split.validation_from == "2024-05-01"
+
+
+def test_a_split_is_chosen_by_overrides(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\n")
+    words = ["split.by=time", "split.validation_from=2024-05-01", "test_from=2024-06-01"]
+    split = load_recipe(Recipe, path, words).split
+    assert (split.by, split.validation_from, split.test_from) == (
+        "time",
+        "2024-05-01",
+        "2024-06-01",
+    )
+    assert load_recipe(Recipe, path, ["split.validation=3"]).split.validation == 3
+    with pytest.raises(SlipstreamError, match="needs shares of the users"):
+        load_recipe(Recipe, path, ["split.by=users"])
+    with pytest.raises(SlipstreamError, match=r"unknown key .split\.bye."):
+        load_recipe(Recipe, path, ["split.bye=users"])
