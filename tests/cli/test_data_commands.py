@@ -80,3 +80,26 @@ def test_lists_and_values_are_split():
     assert split_list(" a, b,,c ") == ("a", "b", "c")
     assert split_values("") is None
     assert split_values("a=b=1, view=-2.5") == {"a=b": 1.0, "view": -2.5}
+
+
+def test_a_log_that_grows_is_appended_once(tmp_path, capsys):
+    base, more, store = tmp_path / "base.csv", tmp_path / "more.csv", str(tmp_path / "store")
+    base.write_text("who,what,when\n1,5,10\n1,6,20\n2,5,30\n")
+    more.write_text("who,what,when\n2,9,40\n0,6,41\n1,6,15\n")
+    columns = ["--user-column", "who", "--item-column", "what", "--time-column", "when"]
+    assert run_command(["data", "prepare", str(base), *columns, "--out", store]) == 0
+    capsys.readouterr()
+    assert run_command(["data", "append", store, str(more)]) == 1
+    assert "1 behaviours that are older" in capsys.readouterr().err.replace("\n", " ")
+    assert run_command(["data", "append", store, str(more), "--late", "drop"]) == 0
+    words = capsys.readouterr().out
+    assert "2 behaviours, 1 new users and 1 new items appended" in words
+    assert "left out 1 behaviours older than their user's last one" in words
+    assert run_command(["data", "append", store, str(more), "--late", "drop"]) == 0
+    assert "was appended before, so nothing has changed" in capsys.readouterr().out
+    moved = tmp_path / "moved.csv"
+    moved.write_text("customer,what,when\n3,9,50\n")
+    words = ["data", "append", store, str(moved), "--user-column", "customer", "--json"]
+    assert run_command(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["appended"]["users"] == 1 and found["users"] == 4

@@ -122,7 +122,7 @@ def test_evaluation_asks_for_the_held_out_behaviours_only(store, which, split, s
     assert asked == [
         (user, place)
         for user, n in enumerate(LENGTHS)
-        if n > split.held_out
+        if n > split.validation + split.test
         for place in range(ends[user] - held_out, ends[user])
     ]
 
@@ -251,3 +251,71 @@ def test_users_too_short_for_min_len_are_left_out(store):
     assert all((batch.lengths_B >= 5).all() for batch in sampler.epoch_batches())
     with pytest.raises(SlipstreamError, match="no user has enough"):
         TrainingSampler(store, SamplerConfig(max_len=80, min_len=50), seed=0)
+
+
+def window_targets(batch):
+    """(user, place of the target) of every supervised token."""
+    for b, user in enumerate(batch.sample_ids_B.tolist()):
+        first, start = int(batch.first_positions_B[b]), int(batch.offsets_B1[b])
+        for t in range(start, int(batch.offsets_B1[b + 1])):
+            assert bool(batch.supervised_T[t])
+            yield user, first + t - start + 1
+
+
+@pytest.mark.parametrize("windows", [1, 2, 100])
+@pytest.mark.parametrize("world", [1, 3])
+def test_several_windows_use_a_long_history_whole_and_each_target_once(store, windows, world):
+    config, targets = SamplerConfig(max_len=4, batch_size=5, windows=windows), []
+    for rank in range(world):
+        sampler = TrainingSampler(store, config, seed=3, rank=rank, world_size=world)
+        for batch in sampler.epoch_batches():
+            assert max(batch.lengths_B.tolist(), default=0) <= 4
+            targets += window_targets(batch)
+    wanted = [
+        (user, place)
+        for user, length in enumerate(Split().train_lengths(store).tolist())
+        for place in range(max(1, length - 4 * windows), length)
+    ]
+    assert sorted(targets) == wanted
+
+
+def test_windows_lie_end_to_end_from_the_end_of_the_log(store):
+    config = SamplerConfig(max_len=4, batch_size=1000, windows=100, min_len=2)
+    batch = TrainingSampler(store, config, seed=3).next_batch()
+    found = {}
+    for user, first, length in zip(
+        batch.sample_ids_B.tolist(),
+        batch.first_positions_B.tolist(),
+        batch.lengths_B.tolist(),
+        strict=True,
+    ):
+        found.setdefault(user, set()).add((first, length))
+    for user, length in enumerate(Split().train_lengths(store).tolist()):
+        end, expected = length - 1, set()
+        while end >= 2:
+            expected.add((max(0, end - 4), min(4, end)))
+            end -= 4
+        assert found.get(user, set()) == expected
+
+
+def test_several_windows_resume_anywhere_and_are_part_of_the_sampler_state(store):
+    config = SamplerConfig(max_len=4, batch_size=5, windows=3, stochastic_length=1.5)
+    whole = TrainingSampler(store, config, seed=11)
+    states, batches = [], []
+    for _ in range(2 * whole.steps_per_epoch):
+        states.append(whole.state_dict())
+        batches.append(whole.next_batch())
+    for place in (1, whole.steps_per_epoch - 1, whole.steps_per_epoch + 1):
+        resumed = TrainingSampler(store, config, seed=11)
+        resumed.load_state_dict(states[place])
+        assert torch.equal(resumed.next_batch().items_T, batches[place].items_T)
+    one = TrainingSampler(store, config.model_copy(update={"windows": 1}), seed=11)
+    assert "windows" not in one.state_dict()  # as before there could be more
+    with pytest.raises(SlipstreamError, match="windows"):
+        TrainingSampler(store, config, seed=11).load_state_dict(one.state_dict())
+
+
+def test_shared_targets_are_those_of_all_windows_of_the_global_batch(store):
+    config = SamplerConfig(max_len=4, batch_size=9, windows=3)
+    whole = TrainingSampler(store, config, seed=2, share_targets=True).next_batch()
+    assert torch.equal(whole.global_targets_P, whole.next_items_T)

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.data.choices import Choices, FeatureFile
 from slipstream.data.preparation import prepare
-from slipstream.data.windows import Split, cut_windows
+from slipstream.data.windows import cut_windows
 from tests.support.data_fixtures import GOOD, store_with_lengths
 
 LENGTHS = [4, 1, 6]
@@ -47,15 +47,6 @@ def test_a_token_knows_the_next_item_only_if_it_may_be_known(store):
 )
 def test_supervised_tokens_ask_for_behaviours_from_a_place_on(store, task, supervised):
     assert cut(store, task).supervised_T.int().tolist() == supervised
-
-
-def test_a_split_holds_out_the_end_of_each_log_that_is_long_enough():
-    lengths, split = np.array([4, 1, 3, 6]), Split(validation=2, test=1)
-    assert split.held_out == 3
-    assert split.train_lengths(lengths).tolist() == [1, 1, 3, 3]
-    assert split.evaluated_users(lengths).tolist() == [0, 3]
-    with pytest.raises(ValueError, match="0 or more behaviours"):
-        Split(validation=-1)
 
 
 def test_a_batch_carries_the_user_features_of_one_category(tmp_path):

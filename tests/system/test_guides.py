@@ -67,6 +67,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("user_id", "item_id", "timestamp")
     write_log(place / "views.csv", names, is_click="0/1", long_view="0/1")
     write_shop(place)  # events.csv and items.csv
+    later = "customer;sku;when;what;price\nnew;LAM/9000-X;2027-05-01T08:00:00Z;buy;9.5\n"
+    (place / "events-may.csv").write_text(later + later.splitlines()[1].replace("T08", "T09"))
     run("slipstream data prepare ratings.csv --out data/ml-1m", place)
     run(words("slipstream train recipes/ml-1m-hstu.yaml", place), place)
     return place

@@ -161,7 +161,24 @@ def test_saved_state_restores_exactly_and_refuses_another_table(optimizer):
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name])
     with pytest.raises(SlipstreamError, match="do not fit"):
-        small_table(optimizer, rows=8).load_state_dict(one.state_dict())
+        small_table(optimizer, rows=3).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_a_larger_table_loads_the_first_rows_and_the_others_are_born(optimizer):
+    one, fresh = small_table(optimizer), small_table(optimizer, rows=300)
+    larger, expected = small_table(optimizer, rows=300), small_table(optimizer, rows=300)
+    for table in (one, expected):
+        table.apply(torch.tensor([0, 3]), torch.ones(2, 3, dtype=torch.float64), 0.1)
+    larger.apply(torch.tensor([200]), torch.ones(1, 3, dtype=torch.float64), 0.1)  # forgotten
+    larger.load_state_dict(one.state_dict())
+    rows = one.num_rows
+    assert torch.equal(larger.weights_ND[:rows], one.weights_ND)
+    assert torch.equal(larger.weights_ND[rows:], fresh.weights_ND[rows:])
+    if not optimizer.updates_untouched_rows:
+        for table in (larger, expected):
+            table.apply(torch.tensor([3, 299]), torch.ones(2, 3, dtype=torch.float64), 0.1)
+        assert torch.equal(larger.weights_ND, expected.weights_ND)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_several_categories_are_all_read_and_none_is_the_unknown_one(rich):
 def test_bins_of_numbers_come_from_the_training_part_alone(rich):
     recipe = small_recipe(**RICH, split={"validation": 3, "test": 3})
     features = Features.from_store(recipe, rich)
-    lengths = recipe.split.train_lengths(rich.lengths_U)
+    lengths = recipe.split.train_lengths(rich)
     trained = np.unique(
         np.concatenate(
             [

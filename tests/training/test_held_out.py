@@ -1,5 +1,7 @@
 """What is held out, and what is known of it without a model."""
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -55,3 +57,29 @@ def test_ranks_add_up_their_shares(tmp_path, monkeypatch):
     count = len(held_out_behaviours(store, recipe, "test"))
     assert total[3] == count and total[0] / count == whole["repeats"]
     assert total[4] / count == pytest.approx(whole["popularity HR@1"])
+
+
+@pytest.mark.parametrize("by", ["time", "users"])
+@pytest.mark.parametrize("which", ["validation", "test"])
+def test_every_split_describes_what_it_holds_out(tmp_path, by, which):
+    """Cold shares and counts, by plain loops over the parts."""
+    recipe = small_recipe(split={"by": by, "validation": 0.3, "test": 0.3})
+    store = small_store(tmp_path / "store")
+    part, trained = recipe.split.held_out(store, which), recipe.split.train_lengths(store)
+    logs = [store.items_N[a:b].tolist() for a, b in itertools.pairwise(store.offsets_U1)]
+    training = {item for log, n in zip(logs, trained, strict=True) for item in log[:n]}
+    asked = [
+        (user, place)
+        for user in range(store.num_users)
+        for place in range(part.begins_U[user], part.ends_U[user])
+    ]
+    found = held_out_behaviours(store, recipe, which)
+    assert list(zip(found.users_S.tolist(), found.known_S.tolist(), strict=True)) == asked
+    figures = describe_held_out(store, recipe, which)
+    cold_users = sum(trained[user] < 2 for user, _ in asked) / len(asked)
+    cold_items = sum(logs[u][place] not in training for u, place in asked) / len(asked)
+    repeats = sum(logs[u][place] in logs[u][:place] for u, place in asked) / len(asked)
+    assert figures["cold_users"] == pytest.approx(cold_users)
+    assert figures["cold_items"] == pytest.approx(cold_items)
+    assert figures["repeats"] == pytest.approx(repeats)
+    assert cold_users == 1 or by == "time"

@@ -1,6 +1,7 @@
 """Recipes: what they refuse, what their digests leave out, and that earlier ones keep loading."""
 
 import json
+from datetime import date
 
 import pytest
 import yaml
@@ -171,3 +172,33 @@ def test_the_rules_of_evaluation_count_only_where_they_are_not_the_defaults(chan
     assert trained_digest(Recipe.model_validate(content)) == trained_digest(small_recipe())
     assert trained_digest(small_recipe(**changes)) != trained_digest(small_recipe())
     assert network_digest(small_recipe(**changes)) == network_digest(small_recipe())
+
+
+def test_splits_and_windows_change_the_digest_only_where_they_are_used():
+    plain, dates = Recipe(name="x"), {"validation_from": date(2024, 5, 1), "test_from": 1714608000}
+    for changes in (
+        {"split": {"by": "users", "validation": 0.1, "test": 0.1}},
+        {"split": {"by": "time", **dates}},
+        {"sampler": {"windows": 2}},
+    ):
+        assert trained_digest(Recipe(name="x", **changes)) != trained_digest(plain)
+    same = Recipe(name="x", split={"by": "last"}, sampler={"windows": 1})
+    assert trained_digest(same) == trained_digest(plain)
+    assert Recipe(name="x", split={"by": "time", **dates}).split.validation_from == "2024-05-01"
+
+
+def test_a_split_is_chosen_by_overrides(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("name: x\n")
+    words = ["split.by=time", "split.validation_from=2024-05-01", "test_from=2024-06-01"]
+    split = load_recipe(Recipe, path, words).split
+    assert (split.by, split.validation_from, split.test_from) == (
+        "time",
+        "2024-05-01",
+        "2024-06-01",
+    )
+    assert load_recipe(Recipe, path, ["split.validation=3"]).split.validation == 3
+    with pytest.raises(SlipstreamError, match="needs shares of the users"):
+        load_recipe(Recipe, path, ["split.by=users"])
+    with pytest.raises(SlipstreamError, match=r"unknown key .split\.bye."):
+        load_recipe(Recipe, path, ["split.bye=users"])

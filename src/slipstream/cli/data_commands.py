@@ -1,10 +1,12 @@
-"""`slipstream data prepare` and `slipstream data inspect`.
+"""`slipstream data prepare`, `slipstream data append` and `slipstream data inspect`.
 
-Touch this when a choice of preparing data gets a flag; the work is in data/preparation.py.
+Touch this when a choice of preparing data gets a flag; the work is in data/preparation.py and
+data/append.py.
 """
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.data.append import AppendReport, append_log, recorded_choices
 from slipstream.data.catalogue import NAMES
 from slipstream.data.choices import Choices, FeatureFile
 from slipstream.data.log_files import SEPARATORS
@@ -256,6 +259,80 @@ def preparation_report(store: SequenceStore) -> list[str]:
 def _hint(feature: dict[str, Any]) -> str:
     bar = feature["kind"] == "category" and feature["bars"]
     return "; if '|' parts several categories, give --multi-separator '|'" if bar else ""
+
+
+@data.command("append")
+def append_command(
+    directory: Path = typer.Argument(..., help="A store written by `slipstream data prepare`."),
+    files: list[str] = typer.Argument(..., help="Later logs, with the columns of the store's own."),
+    out: Path | None = typer.Option(
+        None, "--out", help="Write the grown store here; unless given, STORE itself grows."
+    ),
+    late: str = typer.Option(
+        "error", help="Behaviours older than their user's last one: error, or drop."
+    ),
+    user_column: str | None = typer.Option(None, help="Column of the user id, if it has moved."),
+    item_column: str | None = typer.Option(None, help="Column of the item id, if it has moved."),
+    time_column: str | None = typer.Option(None, help="Column of the time, if it has moved."),
+    action_columns: str | None = typer.Option(None, help="Columns of actions, if they have moved."),
+    items: str | None = typer.Option(None, help="File with the features of new items."),
+    users: str | None = typer.Option(None, help="File with the features of new users."),
+    force: bool = typer.Option(False, "--force", help="Replace the store in --out."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Append later behaviours, new users and new items to a store.
+
+    Rows of existing users and items keep their numbers, so training goes on from a checkpoint.
+    """
+    given = {
+        "user": user_column,
+        "item": item_column,
+        "time": time_column,
+        "actions": None if action_columns is None else split_list(action_columns),
+    }
+    moved = {role: name for role, name in given.items() if name is not None}
+    columns = None
+    if moved:
+        columns = replace(recorded_choices(SequenceStore.open(directory)).columns, **moved)  # type: ignore[arg-type]
+    with Ticker() as ticker:
+        done = append_log(
+            directory,
+            files,
+            out=out,
+            late=late,
+            columns=columns,
+            items=items,
+            users=users,
+            force=force,
+            progress=ticker,
+        )
+    if as_json:
+        new = {k: v for k, v in vars(done).items() if k != "store"}
+        print(json.dumps({"appended": new} | summary(done.store)))
+        return
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for line in append_report(done):
+        console.print(line)
+
+
+def append_report(done: AppendReport) -> list[str]:
+    """Say what an append added and left out."""
+    store = done.store
+    if done.already:
+        return [f"{store.directory}: this log was appended before, so nothing has changed"]
+    lines = [
+        f"{store.directory}: {done.behaviours:,} behaviours, {done.users:,} new users and "
+        f"{done.items:,} new items appended",
+        f"now {store.num_users:,} users, {store.num_items:,} items, {store.num_behaviours:,} "
+        f"behaviours (digest {store.digest})",
+    ]
+    if not done.behaviours:
+        lines = [f"{store.directory}: the log has nothing new, so nothing has changed"]
+    if done.late:
+        lines.append(f"left out {done.late:,} behaviours older than their user's last one")
+    if done.duplicates:
+        lines.append(f"left out {done.duplicates:,} behaviours that were there already")
+    return lines
 
 
 @data.command("inspect")

@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from slipstream.cli.data_commands import Ticker
+from slipstream.data.splits import Split
 from slipstream.data.store import SequenceStore, Vocabulary
-from slipstream.data.windows import Split
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file
 from slipstream.history.history_store import (
@@ -182,12 +182,11 @@ def migrate_command(url: Url, as_json: AsJson = False) -> None:
 
 def _ends(data: SequenceStore, until: Until, split: Split) -> np.ndarray:
     """Return how many behaviours of each user are imported."""
-    lengths_U = data.lengths_U
     if until is Until.validation:
-        return split.train_lengths(lengths_U)
+        return split.train_lengths(data)
     if until is Until.test:
-        return np.where(lengths_U > split.held_out, lengths_U - split.test, lengths_U)
-    return lengths_U
+        return split.held_out(data, "test").begins_U
+    return data.lengths_U
 
 
 async def _import(

@@ -55,7 +55,7 @@ def ingest(
     with explain_polars_errors(log.label):
         counted = _count(log)
         rows = counted.rows - counted.nulls
-        arrays = _Arrays(directory, rows, [f"{ACTION}{each.name}" for each in log.actions])
+        arrays = ScratchColumns(directory, rows, [f"{ACTION}{each.name}" for each in log.actions])
         offsets_U1 = _offsets(counted.users["count"].to_numpy())
         _scatter(counted, offsets_U1, arrays, report)
     drop = log.duplicates == "drop"
@@ -143,7 +143,7 @@ def _count(log: RawLog) -> _Counted:
         problems = _id_problems(log, counts)
         if problems:
             examine(log, problems)
-    ordered = {role: order_ids(each, log.untyped) for role, each in counts.items()}
+    ordered = {role: order_ids(each, log.guesses_ids(role)) for role, each in counts.items()}
     return _Counted(
         frame,
         ordered["user"][0],
@@ -184,7 +184,7 @@ def _id_problems(log: RawLog, counts: dict[str, pl.DataFrame]) -> list[LogProble
         LogProblem(role, column, reason, bad, IDS_ADVICE)
         for role, column in (("user", log.columns.user), ("item", log.columns.item))
         for reason, bad in unusable_ids(
-            counts[role]["id"].drop_nulls(), log.untyped, pl.col(column).cast(pl.String)
+            counts[role]["id"].drop_nulls(), log.guesses_ids(role), pl.col(column).cast(pl.String)
         )
     ]
 
@@ -195,7 +195,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
     return offsets
 
 
-class _Arrays:
+class ScratchColumns:
     """Scratch columns; large ones are mapped files, so they need not fit in memory."""
 
     def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
@@ -234,7 +234,9 @@ class _Arrays:
         self.directory.rmdir()
 
 
-def _scatter(counted: _Counted, offsets_U1: np.ndarray, arrays: _Arrays, report: Progress) -> None:
+def _scatter(
+    counted: _Counted, offsets_U1: np.ndarray, arrays: ScratchColumns, report: Progress
+) -> None:
     """Second pass: write each behaviour, ids replaced by rows, to its user's next free place."""
     encoded, lookups = counted.frame, {}
     for role, keys in counted.keys.items():
@@ -297,7 +299,7 @@ def _apply_filters(
     def count() -> tuple[np.ndarray, np.ndarray]:
         user_counts = np.zeros(keep_U.size, dtype=np.int64)
         item_counts = np.zeros(num_items, dtype=np.int64)
-        for first, last in _blocks(offsets_U1):
+        for first, last in user_blocks(offsets_U1):
             users_T = np.repeat(np.arange(first, last), np.diff(offsets_U1[first : last + 1]))
             items_T = np.asarray(item_N[offsets_U1[first] : offsets_U1[last]])
             live_T = keep_U[users_T] & keep_V[items_T]
@@ -326,7 +328,7 @@ def _apply_filters(
     return keep_U, keep_V, kept
 
 
-def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
+def user_blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield ranges of users (first, last) with about BLOCK_ROWS behaviours each."""
     first, num_users = 0, offsets_U1.size - 1
     while first < num_users:
@@ -337,7 +339,7 @@ def _blocks(offsets_U1: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _sort_and_compact(
-    arrays: _Arrays,
+    arrays: ScratchColumns,
     offsets_U1: np.ndarray,
     keep_U: np.ndarray,
     keep_V: np.ndarray,
@@ -352,7 +354,7 @@ def _sort_and_compact(
     new_rows_V = np.cumsum(keep_V) - 1
     counts_U = np.zeros(keep_U.size, dtype=np.int64)
     written, total = 0, int(offsets_U1[-1])
-    for first, last in _blocks(offsets_U1):
+    for first, last in user_blocks(offsets_U1):
         begin, end = int(offsets_U1[first]), int(offsets_U1[last])
         users_T = np.repeat(np.arange(last - first), np.diff(offsets_U1[first : last + 1]))
         item_T = np.asarray(arrays.item_N[begin:end])

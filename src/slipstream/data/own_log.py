@@ -67,6 +67,14 @@ def open_own_log(table: LogTable, choices: Choices) -> RawLog:
         items = _with_title(items, columns.title)
     named = asdict(columns) | {"actions": list(columns.actions)}
     facts = {"name": table.label, "path": table.label, "files": len(table.paths), "columns": named}
+    facts["choices"] = {
+        "time_unit": choices.time_unit,
+        "nulls": choices.nulls,
+        "duplicates": choices.duplicates,
+        "action_values": None if choices.action_values is None else dict(choices.action_values),
+        "items": _recorded(items),
+        "users": _recorded(choices.users or FeatureFile()),
+    }
     return RawLog(
         table.frame,
         columns,
@@ -80,6 +88,12 @@ def open_own_log(table: LogTable, choices: Choices) -> RawLog:
         action_values=choices.action_values,
         table=table,
     )
+
+
+def _recorded(features: FeatureFile) -> dict[str, object]:
+    """Return what a later log of the same kind must know of the features."""
+    kept = {"id": features.id, "title": features.title, "separator": features.separator}
+    return kept | {"file": features.data is not None}
 
 
 def _with_title(items: FeatureFile, title: str) -> FeatureFile:

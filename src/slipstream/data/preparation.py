@@ -54,7 +54,7 @@ def prepare(
     _check_source(data, choices)
     check_output(out, "store", force=force, inputs=_inputs(data, choices))
     known = ENTRIES.get(str(data)) if isinstance(data, str | os.PathLike) else None
-    with _scratch_next_to(out) as scratch:
+    with scratch_next_to(out) as scratch:
         log = _open_log(data, choices, scratch, report)
         base = known.filters if known else Filters()
         given = {
@@ -99,7 +99,7 @@ def _inputs(data: TableSource | None, choices: Choices) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _scratch_next_to(out: Path) -> Iterator[Path]:
+def scratch_next_to(out: Path) -> Iterator[Path]:
     """Make a temporary folder on the disk of `out`; failures of disk or reader are explained."""
     absent = [folder for folder in out.parents if not folder.exists()]
     whole = False

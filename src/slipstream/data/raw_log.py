@@ -67,6 +67,7 @@ class RawLog:
     users: pl.LazyFrame | FeatureTable | None = None
     source: dict[str, Any] = field(default_factory=dict)
     untyped: bool = True  # as in CSV: ids that are all whole numbers are numbers
+    text_ids: frozenset[str] = frozenset()  # roles whose ids are text, whatever they look like
     nulls: str = "error"
     duplicates: str = "keep"
     action_values: Mapping[str, float] | None = None
@@ -112,6 +113,10 @@ class RawLog:
         time_type = self.schema[self.time.name] if self.time.name else None
         named["time"] = self.time.expression(time_type)
         return named | {f"{ACTION}{each.name}": each.values for each in self.actions}
+
+    def guesses_ids(self, role: str) -> bool:
+        """Whether ids of a role that are all whole numbers are numbers, though they are text."""
+        return self.untyped and role not in self.text_ids
 
     def missing(self) -> dict[str, pl.Expr]:
         """Return where a row lacks what it must have, by role."""

@@ -1,6 +1,6 @@
-"""Which behaviours train together: a seeded order of users per epoch, a window of each, batches.
+"""Which behaviours train together: a seeded order of windows of users per epoch, in batches.
 
-Everything the sampler does is a function of (seed, epoch, user), so its state is two numbers.
+Everything the sampler does is a function of (seed, epoch, window), so its state is two numbers.
 `batch_size` and `token_budget` describe the *global* batch; `rank` takes its part of it. All ranks
 walk the same order and take the same number of steps. Touch this when batches are chosen in another
 way; `windows.py` makes them, `loader.py` makes them ahead.
@@ -8,7 +8,7 @@ way; `windows.py` makes them, `loader.py` makes them ahead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from slipstream.data.balance import Balance, Cost, share_batch
 from slipstream.data.batch import JaggedBatch
+from slipstream.data.splits import Split, Which
 from slipstream.data.store import SequenceStore
-from slipstream.data.windows import Split, Task, cut_windows
+from slipstream.data.windows import Task, cut_windows
 from slipstream.errors import SlipstreamError
 
 __all__ = ["SamplerConfig", "Split", "TrainingSampler", "evaluation_batches"]
@@ -33,8 +34,18 @@ class SamplerConfig(BaseModel):
         ge=1,
         description="tokens of a window at most: the most recent ones of the training part",
     )
+    windows: int = Field(
+        1,
+        ge=1,
+        description="windows of a user per epoch at most: the latest, the one before it, and so "
+        "on. They lie end to end, so every behaviour is a target once and the context does not "
+        "overlap",
+    )
     batch_size: int | None = Field(
-        None, ge=1, description="users per global batch (128 unless token_budget is given)"
+        None,
+        ge=1,
+        description="windows (users, with one window each) per global batch (128 unless "
+        "token_budget is given)",
     )
     token_budget: int | None = Field(
         None,
@@ -73,7 +84,8 @@ class SamplerConfig(BaseModel):
 class TrainingSampler:
     """Endless batches over epochs.
 
-    A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours. With
+    A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours.
+    Window j of a user ends `j * max_len` tokens before the end of the training part. With
     `share_targets` every rank's part carries the targets of the whole global batch.
     """
 
@@ -95,9 +107,16 @@ class TrainingSampler:
         self.rank, self.world_size = rank, world_size
         self._share_targets = share_targets
         self.split = split or Split()
-        self._ends_U = self.split.train_lengths(store.lengths_U)
-        self._windows_U = np.minimum(self._ends_U - (task == "retrieval"), config.max_len)
-        self._users = np.flatnonzero(self._windows_U >= config.min_len)
+        self._ends_U = self.split.train_lengths(store)
+        tokens_U = self._ends_U - (task == "retrieval")
+        # The first tokens of a log may be too few for a window of their own.
+        most = config.windows if config.min_len <= config.max_len else 0
+        counts_U = np.clip((tokens_U - config.min_len) // config.max_len + 1, 0, most)
+        self._users = np.repeat(np.arange(counts_U.size), counts_U)  # of each window
+        starts = np.cumsum(counts_U) - counts_U
+        self._numbers = np.arange(self._users.size) - np.repeat(starts, counts_U)
+        self._ends = tokens_U[self._users] - self._numbers * config.max_len  # token places
+        self._lengths = np.minimum(self._ends, config.max_len)
         if self._users.size == 0:
             raise SlipstreamError(
                 f"no user has enough behaviours to train on (at least {config.min_len} after "
@@ -134,7 +153,14 @@ class TrainingSampler:
         return {"epoch": self.epoch, "step": self._step, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the sample after that of `state`, on any number of ranks."""
+        """Continue with the sample after that of `state`, on any number of ranks.
+
+        Where the store has grown since, an epoch over all of it begins.
+        """
+        grown = state.get("store") in self.store.ancestors
+        if grown:
+            state = state | {"store": self.store.digest}
+            state |= {"epoch": int(state["epoch"]) + (int(state["step"]) > 0), "step": 0}
         for name, value in self._identity().items():
             if state.get(name) != value:
                 raise SlipstreamError(
@@ -146,13 +172,15 @@ class TrainingSampler:
         self._plan = self._plan_epoch(self.epoch)
 
     def _identity(self) -> dict[str, Any]:
-        same_batches = self.config.model_dump(exclude={"balance", "cost_linear", "cost_quadratic"})
-        held_out = [self.split.validation, self.split.test]
+        elsewhere = {"balance", "cost_linear", "cost_quadratic"}
+        if self.config.windows == 1:  # as before there could be more
+            elsewhere.add("windows")
+        same_batches = self.config.model_dump(exclude=elsewhere)
         return {
             "seed": self.seed,
             "task": self.task,
             "store": self.store.digest,
-            "held_out": held_out,
+            "held_out": self.split.identity(),
             **same_batches,
         }
 
@@ -160,20 +188,19 @@ class TrainingSampler:
         order = np.random.default_rng([_unsigned(self.seed), epoch, 0]).permutation(
             self._users.size
         )
-        users = self._users[order]
-        lengths = self._windows_U[users]
+        users, lengths = self._users[order], self._lengths[order]
         alpha = self.config.stochastic_length
         if alpha is not None:
-            # One draw per user, in store order: it depends on (seed, epoch, user) alone.
-            draws_U = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(
-                self._windows_U.size
-            )
-            lengths = stochastic_lengths(lengths, draws_U[users], self.config.max_len, alpha)
+            # A draw per user and window, in store order, whatever the order of the epoch.
+            shape = (self._ends_U.size, self.config.windows)
+            draws_UW = np.random.default_rng([_unsigned(self.seed), epoch, 1]).random(shape)
+            draws = draws_UW[users, self._numbers[order]]
+            lengths = stochastic_lengths(lengths, draws, self.config.max_len, alpha)
         if self.config.token_budget is not None:
             starts = _budget_starts(lengths, self.config.token_budget)
         else:
             starts = np.arange(0, users.size, self.config.batch_size)
-        return _Plan(users, lengths, starts)
+        return _Plan(users, self._ends[order], lengths, starts)
 
     def _assemble(self, plan: "_Plan", step: int) -> JaggedBatch:
         begin = plan.starts[step]
@@ -186,18 +213,13 @@ class TrainingSampler:
             cost=Cost(self.config.cost_linear, self.config.cost_quadratic),
             by_tokens=self.config.token_budget is not None,
         )
-        users_B, lengths_B, known_B = (
-            plan.users[mine],
-            plan.lengths[mine],
-            self._ends_U[plan.users[mine]],
-        )
-        ends_B = known_B - (self.task == "retrieval")
+        users_B, ends_B, lengths_B = plan.users[mine], plan.ends[mine], plan.lengths[mine]
         batch = cut_windows(
             self.store,
             users_B,
             ends_B - lengths_B,
             ends_B,
-            known_B,
+            self._ends_U[users_B],
             np.zeros_like(ends_B),
             self.task,
         )
@@ -207,18 +229,23 @@ class TrainingSampler:
 
     def _targets(self, plan: "_Plan", part: slice) -> torch.Tensor:
         """Return the next item of every token of a global batch, in its order."""
-        users_B, lengths_B = plan.users[part], plan.lengths[part]
-        starts_B = self.store.offsets_U1[users_B] + self._ends_U[users_B] - lengths_B
+        lengths_B = plan.lengths[part]
+        starts_B = self.store.offsets_U1[plan.users[part]] + plan.ends[part] + 1 - lengths_B
         before_B = np.cumsum(lengths_B) - lengths_B
         places_P = np.arange(lengths_B.sum()) + np.repeat(starts_B - before_B, lengths_B)
         return torch.from_numpy(self.store.items_N[places_P])
 
 
 class _Plan:
-    """One epoch: users in order, tokens of their windows, and where each global batch starts."""
+    """One epoch: users in order, their windows, and where each global batch starts.
 
-    def __init__(self, users: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
-        self.users, self.lengths, self.starts = users, lengths, starts
+    A window is the `lengths` tokens before the place `ends` of the user's log.
+    """
+
+    def __init__(
+        self, users: np.ndarray, ends: np.ndarray, lengths: np.ndarray, starts: np.ndarray
+    ) -> None:
+        self.users, self.ends, self.lengths, self.starts = users, ends, lengths, starts
 
 
 def stochastic_lengths(
@@ -252,7 +279,7 @@ def _unsigned(seed: int) -> int:
 
 def evaluation_batches(
     store: SequenceStore,
-    split: Literal["validation", "test"],
+    split: Which,
     *,
     max_len: int,
     batch_size: int | None = None,
@@ -261,22 +288,16 @@ def evaluation_batches(
     holdout: Split | None = None,
     start: Callable[[int], int] | None = None,
 ) -> Iterator[JaggedBatch]:
-    """Yield every user that can be split, in store order, up to the end of the wanted part.
+    """Yield every user with held-out behaviours, in store order, up to the end of that part.
 
     A window begins at `start(n)` of the n behaviours before its end; unless given, it has the most
     recent `max_len` tokens. For retrieval each held-out behaviour has a window of its own, whose
-    last token asks for it; for ranking the held-out behaviours are tokens themselves.
+    last token asks for it; for ranking the held-out behaviours are tokens themselves, at most
+    `max_len / 2` of them in a window.
     """
-    if split not in ("validation", "test"):
-        raise ValueError(f"split must be 'validation' or 'test', got {split!r}")
-    holdout = holdout or Split()
-    users = holdout.evaluated_users(store.lengths_U)
-    known = store.lengths_U[users] - (holdout.test if split == "validation" else 0)
-    held_out = holdout.validation if split == "validation" else holdout.test
-    if task == "retrieval":
-        users = users.repeat(held_out)
-        known = (known[:, None] - np.arange(held_out)[::-1]).ravel()
-        held_out = 1
+    begins_U, ends_U = (holdout or Split()).held_out(store, split)
+    most = 1 if task == "retrieval" else max(1, max_len // 2)
+    users, asked_from, known = _pieces(begins_U, ends_U, most)
     if not users.size:
         return
     ends = known - (task == "retrieval")
@@ -295,6 +316,17 @@ def evaluation_batches(
             begins[part],
             ends[part],
             known[part],
-            known[part] - held_out,
+            asked_from[part],
             task,
         )
+
+
+def _pieces(
+    begins_U: np.ndarray, ends_U: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut places `begins_U[u]:ends_U[u]` into pieces of at most `most`: user, begin, end."""
+    pieces_U = -(-(ends_U - begins_U) // most)
+    users = np.repeat(np.arange(begins_U.size), pieces_U)
+    place = np.arange(users.size) - np.repeat(np.cumsum(pieces_U) - pieces_U, pieces_U)
+    begins = begins_U[users] + place * most
+    return users, begins, np.minimum(begins + most, ends_U[users])

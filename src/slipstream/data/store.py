@@ -4,11 +4,12 @@ Touch this when the layout of a store changes. A store is a directory of four fi
 
     sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
                       `action:<name>` per action
-    items.arrow       the item vocabulary: `id` (int64 or text, ascending), `title`, one
-                      `feature:<name>` column each: a dictionary (one category a row), a list of
+    items.arrow       the item vocabulary: `id` (int64 or text, ascending in each part), `title`,
+                      one `feature:<name>` column each: a dictionary (one category a row), a list of
                       dictionary values (several categories a row), or float32 (a number)
     users.arrow       the same for users
-    store.json        format, counts, order rule, filters, source, digest
+    store.json        format, counts, order rule, filters, source, digest; of a store that has
+                      grown also its parts and its lineage (what was appended to what)
 
 Every file holds a single record batch, so a column is one contiguous buffer of the mapping whatever
 its size.
@@ -16,7 +17,7 @@ its size.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 
 FORMAT = 2
-READABLE = (1, 2)  # format 1 has one category a row, nothing else
+GROWN_FORMAT = 3  # as 2, but the ids ascend within each part: the base, then each append
+READABLE = (1, 2, 3)  # format 1 has one category a row, nothing else
 SEQUENCES, ITEMS, USERS, META = "sequences.arrow", "items.arrow", "users.arrow", "store.json"
 ACTION, FEATURE = "action:", "feature:"
 FEATURE_KINDS = ("category", "categories", "number")
@@ -40,8 +42,9 @@ FEATURE_KINDS = ("category", "categories", "number")
 class Feature:
     """A column of a vocabulary: one category a row, several categories a row, or a number.
 
-    Code 0 is "unknown", labels ascend from code 1. Row r of "categories" has the codes
-    `codes[offsets_V1[r]:offsets_V1[r + 1]]`. An unknown number is NaN.
+    Code 0 is "unknown". Labels ascend from code 1, those of each append after the earlier ones.
+    Row r of "categories" has the codes `codes[offsets_V1[r]:offsets_V1[r + 1]]`. An unknown number
+    is NaN.
     """
 
     kind: Literal["category", "categories", "number"]
@@ -84,10 +87,19 @@ class Feature:
 
 
 class Vocabulary:
-    """Original ids (int64 or text) and their rows; ids ascend, so a lookup is a binary search."""
+    """Original ids (int64 or text) and their rows.
 
-    def __init__(self, ids: pa.Array, titles: pa.Array | None, noun: str) -> None:
+    Ids ascend within each of the `parts` (their numbers of rows): what was prepared, then what each
+    append added. A lookup is a binary search in each part.
+    """
+
+    def __init__(
+        self, ids: pa.Array, titles: pa.Array | None, noun: str, parts: Sequence[int] = ()
+    ) -> None:
         self._ids, self._titles, self._noun = ids, titles, noun
+        self.ids, self.parts = ids, tuple(parts) or (len(ids),)
+        if sum(self.parts) != len(ids):
+            raise pa.ArrowInvalid(f"{sum(self.parts)} {noun} ids expected, {len(ids)} found")
         self.numeric = pa.types.is_integer(ids.type)
         self.ids_V = ids.to_numpy(zero_copy_only=True) if self.numeric else None
 
@@ -114,20 +126,34 @@ class Vocabulary:
         key = _as_key(original, self.numeric)
         if key is None:
             return None
-        if self.ids_V is not None:
-            row = int(np.searchsorted(self.ids_V, key))
-            return row if row < len(self) and self.ids_V[row] == key else None
-        row = bisect_left(range(len(self)), key, key=lambda r: self._ids[r].as_py())
-        return row if row < len(self) and self._ids[row].as_py() == key else None
+        for begin, end in self._borders():
+            if self.ids_V is not None:
+                row = begin + int(np.searchsorted(self.ids_V[begin:end], key))
+            else:
+                row = begin + bisect_left(
+                    range(begin, end), key, key=lambda r: self._ids[r].as_py()
+                )
+            if row < end and self._ids[row].as_py() == key:
+                return row
+        return None
+
+    def _borders(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and the last row + 1 of every part."""
+        end = 0
+        for rows in self.parts:
+            end += rows
+            yield end - rows, end
 
     def row(self, original: int | str) -> int:
         """Return the row of an original id; an unknown id is a SlipstreamError."""
         row = self.find(original)
         if row is None:
+            ends = list(self._borders())
+            low = min((self.id(begin) for begin, _ in ends), key=lambda each: (each,))
+            high = max((self.id(end - 1) for _, end in ends), key=lambda each: (each,))
             raise SlipstreamError(
                 f"{self._noun} '{original}' is not in this data; its {len(self):,} {self._noun} "
-                "ids run from "
-                f"{self.id(0)} to {self.id(len(self) - 1)}"
+                f"ids run from {low} to {high}"
             )
         return row
 
@@ -163,8 +189,8 @@ class SequenceStore:
             for name, column in lists.items()
             if name.startswith(ACTION)
         }
-        self.items, self.item_features = _vocabulary(items, "item")
-        self.users, self.user_features = _vocabulary(users, "user")
+        self.items, self.item_features = _vocabulary(items, "item", meta.get("item_parts", ()))
+        self.users, self.user_features = _vocabulary(users, "user", meta.get("user_parts", ()))
 
     @classmethod
     def open(cls, directory: str | Path) -> "SequenceStore":
@@ -180,7 +206,7 @@ class SequenceStore:
             raise SlipstreamError(
                 f"{directory} is not a store of format {FORMAT}; prepare the data again"
             )
-        batches = [_map_batch(directory / name) for name in (SEQUENCES, ITEMS, USERS)]
+        batches = [map_batch(directory / name) for name in (SEQUENCES, ITEMS, USERS)]
         try:
             store = cls(directory, meta, *batches)
         except (KeyError, pa.ArrowInvalid, AttributeError) as error:
@@ -220,6 +246,16 @@ class SequenceStore:
         return str(self.meta["digest"])
 
     @property
+    def ancestors(self) -> list[str]:
+        """Digests of the stores from which this one grew, oldest first."""
+        return [step["before"] for step in self.meta.get("lineage", [])]
+
+    @property
+    def appended(self) -> list[str]:
+        """Digests of the logs that were appended."""
+        return [step["appended"] for step in self.meta.get("lineage", [])]
+
+    @property
     def timed(self) -> bool:
         """Whether the log had times; without, every timestamp is 0."""
         return bool(self.meta.get("timed", True))
@@ -256,7 +292,8 @@ class SequenceStore:
         return card(f"Store {self.directory}", counts | listed)
 
 
-def _map_batch(path: Path) -> pa.RecordBatch:
+def map_batch(path: Path) -> pa.RecordBatch:
+    """Map the one record batch of a file."""
     try:
         with pa.memory_map(str(path), "r") as source:
             return pa.ipc.open_file(source).get_batch(0)
@@ -266,7 +303,9 @@ def _map_batch(path: Path) -> pa.RecordBatch:
         raise SlipstreamError(f"{path} is damaged ({error}); prepare the data again") from error
 
 
-def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str, Feature]]:
+def _vocabulary(
+    batch: pa.RecordBatch, noun: str, parts: Sequence[int]
+) -> tuple[Vocabulary, dict[str, Feature]]:
     names = batch.schema.names
     features = {
         name.removeprefix(FEATURE): Feature.of_column(batch.column(name))
@@ -274,7 +313,7 @@ def _vocabulary(batch: pa.RecordBatch, noun: str) -> tuple[Vocabulary, dict[str,
         if name.startswith(FEATURE)
     }
     return Vocabulary(
-        batch.column("id"), batch.column("title") if "title" in names else None, noun
+        batch.column("id"), batch.column("title") if "title" in names else None, noun, parts
     ), features
 
 

@@ -1,10 +1,9 @@
 """Cuts windows out of the mapped store: the one place where a `JaggedBatch` is made.
 
 Everything is a handful of vectorised gathers over the mapping; no loop over users, no padding.
-Touch this when a batch gets another column, or when behaviours are held out in another way.
+Touch this when a batch gets another column; which behaviours are held out is in `splits.py`.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -14,34 +13,6 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import SequenceStore
 
 Task = Literal["retrieval", "ranking"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """How many behaviours at the end of each log are held out: first `validation`, then `test`.
-
-    A log too short to leave one behaviour for training is not split: all of it trains, none of it
-    is evaluated.
-    """
-
-    validation: int = 1
-    test: int = 1
-
-    def __post_init__(self) -> None:
-        if self.validation < 0 or self.test < 0:
-            raise ValueError(f"a split holds out 0 or more behaviours, got {self}")
-
-    @property
-    def held_out(self) -> int:
-        return self.validation + self.test
-
-    def train_lengths(self, lengths_U: np.ndarray) -> np.ndarray:
-        """Return how many behaviours of each log train."""
-        return np.where(lengths_U > self.held_out, lengths_U - self.held_out, lengths_U)
-
-    def evaluated_users(self, lengths_U: np.ndarray) -> np.ndarray:
-        """Return the rows of the users whose log is long enough to be split."""
-        return np.flatnonzero(lengths_U > self.held_out)
 
 
 def cut_windows(

@@ -185,8 +185,13 @@ class MemoryTable:
             "weights": self._weights_ND,
             **{f"state.{name}": value for name, value in self.state.items()},
         }
-        if {name: value.shape for name, value in saved.items()} != {
-            name: value.shape for name, value in mine.items()
+        rows = len(saved["weights"]) if "weights" in saved else 0  # fewer: the data grew since
+        fitting = {
+            name: (value.shape if value.dim() == 0 else (rows, *value.shape[1:]))
+            for name, value in mine.items()
+        }
+        if rows > self.num_rows or fitting != {
+            name: tuple(value.shape) for name, value in saved.items()
         }:
             raise SlipstreamError(
                 f"the saved rows of table '{self.name}' do not fit: this table has "
@@ -194,10 +199,21 @@ class MemoryTable:
                 f"with optimizer {self.optimizer.name}; use the recipe and the store it was "
                 "trained with"
             )
+        if rows < self.num_rows:
+            self.clear()
+            self._load_first_rows(saved, rows)
+            return
         for name, value in mine.items():
             value.copy_(saved[name])
         self._ready.mark_all()
         self._all_ready = True
+
+    def _load_first_rows(self, saved: State, rows: int) -> None:
+        """Load the first rows of a table; the others stay as they are born."""
+        self._weights_ND[:rows] = saved["weights"]
+        for name, value in self.state.items():
+            (value if value.dim() == 0 else value[:rows]).copy_(saved[f"state.{name}"])
+        self._ready.mark(torch.arange(rows))
 
     def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
         """Return the places of the keys in this rank's storage."""

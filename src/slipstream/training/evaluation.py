@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from slipstream.data.batch import JaggedBatch
@@ -189,16 +190,16 @@ def evaluate_retrieval(
 
 
 def sampled_negatives(
-    store: SequenceStore, user: int, held_out: int, *, seed: int, count: int = 100
+    store: SequenceStore, user: int, trained: int, *, seed: int, count: int = 100
 ) -> torch.Tensor:
     """Draw SASRec's negatives: uniform over the catalogue without the user's *training* items.
 
-    The target may be drawn again.
+    These are the first `trained` of the log. The target may be drawn again.
     """
-    start, end = int(store.offsets_U1[user]), int(store.offsets_U1[user + 1]) - held_out
-    trained = torch.zeros(store.num_items, dtype=torch.bool)
-    trained[torch.from_numpy(store.items_N[start:end].copy())] = True
-    if bool(trained.all()):
+    start = int(store.offsets_U1[user])
+    excluded_N = torch.zeros(store.num_items, dtype=torch.bool)
+    excluded_N[torch.from_numpy(store.items_N[start : start + trained].copy())] = True
+    if bool(excluded_N.all()):
         raise ValueError(
             f"user row {user} has every item in training: there is no negative to draw"
         )
@@ -208,7 +209,7 @@ def sampled_negatives(
         drawn = random_integers(
             derive_seed(seed, attempt), torch.tensor([user]), 4 * count, store.num_items
         ).flatten()
-        kept = torch.cat([kept, drawn[~trained[drawn]]])
+        kept = torch.cat([kept, drawn[~excluded_N[drawn]]])
         attempt += 1
     return kept[:count]
 
@@ -221,13 +222,18 @@ def evaluate_sampled(
     For comparison with old tables: it flatters weak models.
     """
     found = metrics.RankingMetrics(ks=(1, 5, 10))
-    held_out = recipe.split.validation + recipe.split.test
+    train_U = recipe.split.train_lengths(store)
+    # Of a user who does not train at all, what comes before the held-out part.
+    trained_U = np.where(train_U > 0, train_U, recipe.split.held_out(store, which).begins_U)
     with torch.no_grad():
         catalogue_ND = recommender.catalogue_ND()
         for batch in _batches(store, recipe, which):
             users_S, _ = supervised_places(batch)
             negatives_SC = torch.stack(
-                [sampled_negatives(store, user, held_out, seed=seed) for user in users_S.tolist()]
+                [
+                    sampled_negatives(store, user, int(trained_U[user]), seed=seed)
+                    for user in users_S.tolist()
+                ]
             )
             candidates_SC = torch.cat(
                 [batch.next_items_T[batch.supervised_T].unsqueeze(1), negatives_SC], dim=1

@@ -96,7 +96,7 @@ class Features:
             )
         items = {name: store.item_features[name] for name in recipe.item_features}
         users = {name: store.user_features[name] for name in recipe.user_features}
-        lengths_U = recipe.split.train_lengths(store.lengths_U)
+        lengths_U = recipe.split.train_lengths(store)
         trained_N = np.zeros(0, dtype=bool)
         if any(feature.kind == "number" for feature in items.values()):
             counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, lengths_U)

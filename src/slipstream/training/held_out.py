@@ -6,11 +6,11 @@ when an evaluation should say more about its data.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
+from slipstream.data.splits import Which
 from slipstream.data.store import SequenceStore
 from slipstream.training.metrics import RankingMetrics
 from slipstream.training.popularity import BASELINE, PopularityOrder, item_counts
@@ -18,7 +18,6 @@ from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
 from slipstream.training.seen import seen_pairs
 
-Which = Literal["validation", "test"]
 TILE = 4096  # behaviours whose users' logs are read at once
 
 
@@ -48,12 +47,11 @@ class HeldOut:
 
 def held_out_behaviours(store: SequenceStore, recipe: Recipe, which: Which) -> HeldOut:
     """Return the behaviours that a split holds out of a store."""
-    split = recipe.split
-    users = split.evaluated_users(store.lengths_U)
-    count = split.validation if which == "validation" else split.test
-    end = store.lengths_U[users] - (split.test if which == "validation" else 0)
-    known_S = (end[:, None] - np.arange(count, 0, -1)).ravel()
-    users_S = users.repeat(count)
+    begins_U, ends_U = recipe.split.held_out(store, which)
+    counts_U = ends_U - begins_U
+    users_S = np.repeat(np.arange(counts_U.size), counts_U)
+    before_U = np.cumsum(counts_U) - counts_U
+    known_S = np.arange(users_S.size) + np.repeat(begins_U - before_U, counts_U)
     places_S = store.offsets_U1[users_S] + known_S
     tensor = torch.from_numpy
     return HeldOut(
@@ -65,8 +63,8 @@ def held_out_behaviours(store: SequenceStore, recipe: Recipe, which: Which) -> H
 
 
 def untrained_users(store: SequenceStore, recipe: Recipe) -> torch.Tensor:
-    """Return bool [U]: the users whose training part is too short to train on."""
-    tokens_U = recipe.split.train_lengths(store.lengths_U) - (recipe.task == "retrieval")
+    """Return bool [U]: the users of whom nothing trains, or too little."""
+    tokens_U = recipe.split.train_lengths(store) - (recipe.task == "retrieval")
     return torch.from_numpy(tokens_U < recipe.sampler.min_len)
 
 

@@ -18,7 +18,7 @@ BASELINE = "popularity "  # begins the name of each figure of the baseline
 
 def item_counts(store: SequenceStore, recipe: Recipe) -> torch.Tensor:
     """Return how often each item stands in training (int64 [N])."""
-    train_lengths_U = recipe.split.train_lengths(store.lengths_U)
+    train_lengths_U = recipe.split.train_lengths(store)
     counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
     return torch.from_numpy(counts_N)
 
@@ -46,9 +46,7 @@ def action_rates(store: SequenceStore, recipe: Recipe) -> torch.Tensor:
 
     An item without training behaviours has the mean over all of them.
     """
-    in_training_N = training_behaviours(
-        store.offsets_U1, recipe.split.train_lengths(store.lengths_U)
-    )
+    in_training_N = training_behaviours(store.offsets_U1, recipe.split.train_lengths(store))
     items = store.items_N[in_training_N]
     counts_N = np.bincount(items, minlength=store.num_items)
     columns = []

@@ -8,12 +8,14 @@ name goes into its section's `renamed`.
 import hashlib
 import json
 from collections.abc import Callable
+from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from slipstream.config import translate_renamed
-from slipstream.data.sampler import SamplerConfig, Split
+from slipstream.data.sampler import SamplerConfig
+from slipstream.data.splits import Split
 from slipstream.errors import did_you_mean
 from slipstream.models.model_config import ModelConfig
 
@@ -21,12 +23,14 @@ Part = TypeVar("Part", bound=BaseModel)
 
 
 def _known_split_keys(value: Any) -> Any:
+    known = Split.__dataclass_fields__
     for key in value if isinstance(value, dict) else ():
-        if key not in ("validation", "test"):
-            raise ValueError(
-                f"unknown key '{key}' in split{did_you_mean(key, ('validation', 'test'))}"
-            )
-    return value
+        if key not in known:
+            raise ValueError(f"unknown key '{key}' in split{did_you_mean(key, known)}")
+    if not isinstance(value, dict):
+        return value
+    # YAML reads 2024-05-01 as a date.
+    return {k: v.isoformat() if isinstance(v, date) else v for k, v in value.items()}
 
 
 def _all_defaults(section: type[Part]) -> Callable[[], Part]:
@@ -358,7 +362,7 @@ class Recipe(Section):
         default_factory=_all_defaults(SamplerConfig), description="how behaviours become batches"
     )
     split: Annotated[Split, BeforeValidator(_known_split_keys)] = Field(
-        default_factory=Split, description="behaviours held out at the end of each user's log"
+        default_factory=Split, description="behaviours held out for validation and test"
     )
     repeat: Literal["exclude", "allow"] = Field(
         "exclude",
@@ -451,6 +455,11 @@ def trained_digest(recipe: Recipe) -> str:
     for key in ("repeat", "window"):  # younger than the digest: the default adds nothing to it
         if content[key] == Recipe.model_fields[key].default:
             content.pop(key)
+    if content["sampler"]["windows"] == 1:
+        content["sampler"].pop("windows")
+    if recipe.split.by == "last":
+        for key in ("by", "validation_from", "test_from"):
+            content["split"].pop(key)
     _leave_out_default_bins(content)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

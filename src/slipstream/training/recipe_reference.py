@@ -75,8 +75,8 @@ def recipe_keys() -> list[RecipeKey]:
                     name,
                     f"{name}.{key}",
                     describe_values(get_type_hints(section)[key]).removeprefix("a "),
-                    str(part.default),
-                    f"behaviours of the {key} split",
+                    "" if part.default is None else str(part.default),
+                    str(part.metadata["about"]),
                 )
                 for key, part in section.__dataclass_fields__.items()
             ]

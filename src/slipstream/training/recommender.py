@@ -109,7 +109,7 @@ class Recommender:
         """Make a new recommender for the items, features and popularity of a store."""
         negatives = None
         if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
-            train_lengths_U = recipe.split.train_lengths(store.lengths_U)
+            train_lengths_U = recipe.split.train_lengths(store)
             negatives = make_negatives(
                 recipe.loss,
                 training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U),

@@ -122,8 +122,15 @@ class Recorder:
         self._show(progress, now=True)
         if is_best:
             checkpoints = self.directory / "checkpoints"
+            about = {"store": self.loader.state_dict()["store"]}
             save_checkpoint(
-                checkpoints, progress.step, self.recommender, None, {}, kind=BEST, ranks=self.ranks
+                checkpoints,
+                progress.step,
+                self.recommender,
+                None,
+                about,
+                kind=BEST,
+                ranks=self.ranks,
             )
 
     def save(self, progress: Progress) -> None:

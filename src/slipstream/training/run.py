@@ -6,9 +6,9 @@
     checkpoints/    step-… (the newest few) and best-…
     tensorboard/    the same figures as events
 
-The same recipe and data in the same directory continue from the newest checkpoint; another run is
-replaced only by force. Touch this when a run starts, resumes or ends in another way; what a
-directory may hold is in run_directory.py.
+The same recipe and data in the same directory continue from the newest checkpoint, also where the
+data has grown since (`slipstream data append`); another run is replaced only by force. Touch this
+when a run starts, resumes or ends in another way; what a directory may hold is in run_directory.py.
 """
 
 import contextlib
@@ -28,10 +28,17 @@ from slipstream.data.loader import PrefetchingLoader
 from slipstream.data.sampler import TrainingSampler
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.files import write_json
+from slipstream.files import read_json, write_json
 from slipstream.machine import choose_threads
 from slipstream.ops.allocator import keep_freed_memory
-from slipstream.training.checkpoint import BEST, LAST, latest, load_checkpoint, load_weights
+from slipstream.training.checkpoint import (
+    BEST,
+    LAST,
+    latest,
+    load_checkpoint,
+    load_weights,
+    read_state,
+)
 from slipstream.training.device import find_device
 from slipstream.training.loop import Progress, run_loop
 from slipstream.training.optimizers import make_adamw
@@ -177,6 +184,8 @@ def _train(
         )
         loader.load_state_dict(state["sampler"])
         progress = Progress(**state["progress"])
+        if state["sampler"].get("store") != store.digest:
+            progress = progress.on_grown_data()
 
     def evaluate_validation() -> dict[str, float]:
         assert evaluate is not None
@@ -300,8 +309,15 @@ def open_run(
     """
     recipe = read_recipe(run_dir)
     store = find_store(run_dir, store)
+    trained_on = read_json(Path(run_dir) / "run.json")["store"]
     checkpoints = Path(run_dir) / "checkpoints"
-    found = (latest(checkpoints, BEST) if which == "best" else None) or latest(checkpoints, LAST)
+    found = latest(checkpoints, BEST) if which == "best" else None
+    if (
+        found is not None
+        and read_state(found).get("store", trained_on["digest"]) != (trained_on["digest"])
+    ):
+        found = None  # it was the best of the store before it grew
+    found = found or latest(checkpoints, LAST)
     if found is None:
         raise SlipstreamError(
             f"{run_dir} has no checkpoint yet; train longer, or wait for the first one"

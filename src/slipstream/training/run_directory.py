@@ -123,9 +123,25 @@ def _difference(directory: Path, recipe: Recipe, store: SequenceStore) -> str | 
             if old.get(key) != new.get(key) and key not in ("name", "data")
         ]
         return f"of another recipe ('{earlier.get('name')}'), with {', '.join(changed[:3])}"
-    if earlier.get("store", {}).get("digest") != store.meta.get("digest"):
+    if not is_same_or_grown(store, earlier.get("store", {}).get("digest"), recipe):
         return f"on other data ({earlier.get('store', {}).get('directory')})"
     return None
+
+
+def is_same_or_grown(store: SequenceStore, digest: str | None, recipe: Recipe) -> bool:
+    """Whether a store is that of `digest`, or grew from it: rows mean the same in both."""
+    if digest == store.meta.get("digest"):
+        return True
+    if digest not in store.ancestors:
+        return False
+    chosen = [store.item_features[name] for name in recipe.item_features]
+    chosen += [store.user_features[name] for name in recipe.user_features]
+    if any(each.kind == "number" for each in chosen):
+        raise SlipstreamError(
+            "the store has grown, and the bins of a numeric feature would move with it; start a "
+            "new run, or leave numeric features out"
+        )
+    return True
 
 
 def _foreign(directory: Path) -> list[str]:
@@ -244,8 +260,9 @@ def find_store(
         found = [given if isinstance(given, SequenceStore) else SequenceStore.open(Path(given))]
     else:
         found = [SequenceStore.open(p) for p in places if kind_of_directory(p) == "store"]
+    recipe = read_recipe(run_dir)
     for store in found:
-        if store.digest == trained_on["digest"]:
+        if is_same_or_grown(store, trained_on["digest"], recipe):
             return store
     if found:
         raise SlipstreamError(

@@ -64,8 +64,8 @@ def evaluate_run(
         )
     if not done.figures["users"]:
         raise SlipstreamError(
-            f"no user has enough behaviours to hold {recipe.split.held_out} out, so there is "
-            "nothing to evaluate; make split.validation and split.test smaller"
+            f"no user has a behaviour that split.{split} holds out, so there is nothing to "
+            "evaluate; change split (with split.by=last, make its numbers smaller)"
         )
     ending = "" if protocol == "full" else f"_{protocol}"
     if asked.repeat != recipe.repeat:

@@ -22,7 +22,10 @@ _FEATURE = "feature:"
 
 
 class ItemIds:
-    """The catalogue's original ids, ascending, and the rows that stand for them."""
+    """The catalogue's original ids and the rows that stand for them.
+
+    Ids ascend, but for those of a store that has grown: then lookups go by their sorted order.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -35,6 +38,10 @@ class ItemIds:
             ) from error
         self.numeric = pa.types.is_integer(column.type)
         self.ids_N = column.to_numpy(zero_copy_only=False).copy()
+        self._order_N = None  # the rows by ascending id, where that is another order
+        if self.numeric and (self.ids_N[1:] < self.ids_N[:-1]).any():
+            self._order_N = np.argsort(self.ids_N, kind="stable")
+        self._sorted_N = self.ids_N if self._order_N is None else self.ids_N[self._order_N]
         self._row_of_text = (
             None if self.numeric else {name: row for row, name in enumerate(self.ids_N.tolist())}
         )
@@ -50,8 +57,9 @@ class ItemIds:
             get = self._row_of_text.get
             return np.array([get(text, -1) for text in as_text(ids)], dtype=np.int64)
         ids_T, number_T = as_numbers(ids)
-        rows_T = np.searchsorted(self.ids_N, ids_T)
-        known_T = (self.ids_N[np.minimum(rows_T, self.ids_N.size - 1)] == ids_T) & number_T
+        places_T = np.minimum(np.searchsorted(self._sorted_N, ids_T), self.ids_N.size - 1)
+        known_T = (self._sorted_N[places_T] == ids_T) & number_T
+        rows_T = places_T if self._order_N is None else self._order_N[places_T]
         return np.where(known_T, rows_T, -1)
 
     def rows(self, items: Any) -> torch.Tensor:
