@@ -58,7 +58,7 @@ def test_runs_on_different_data_are_compared_with_a_warning(workplace, tmp_path,
         (["runs", "nowhere"], 1, "nowhere is no directory"),
         (["compare", "nowhere", "there"], 1, "nowhere holds no run"),
         (["compare", "nowhere"], 1, "at least two runs"),
-        (["compare"], 2, "Missing argument"),
+        (["compare"], 2, "missing argument"),
     ],
 )
 def test_mistakes_are_one_sentence(words, code, sentence, capsys):
