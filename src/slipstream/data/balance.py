@@ -22,10 +22,11 @@ Balance = Literal["none", "lpt", "karmarkar_karp"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted cost of a window of n tokens: linear * n + quadratic * n^2."""
+    """Predicted cost of a window of n tokens: constant + linear * n + quadratic * n^2."""
 
     linear: float = 1.0
     quadratic: float = 0.0
+    constant: float = 0.0
 
     @classmethod
     def of_hstu(cls, dim: int, heads: int, dqk: int, dv: int) -> "Cost":
@@ -38,7 +39,7 @@ class Cost:
 
     def __call__(self, lengths: np.ndarray) -> np.ndarray:
         lengths = lengths.astype(np.float64)
-        return self.linear * lengths + self.quadratic * lengths**2
+        return self.constant + self.linear * lengths + self.quadratic * lengths**2
 
 
 def share_batch(

@@ -308,11 +308,12 @@ class TrainConfig(Section):
         "tables stay in host memory",
     )
     schedule: Literal[
-        "synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"
+        "auto", "synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"
     ] = Field(
-        "synchronous",
-        description="how lookups, exchange and compute overlap; synchronous: not at all, the plain "
-        "loop; semi_async and six_stage read older rows",
+        "auto",
+        description="how lookups, exchange and compute overlap; auto: the fastest exact one, tried "
+        "out in the first steps; synchronous: not at all, the plain loop; semi_async and six_stage "
+        "read older rows",
     )
     staleness: Annotated[int, Field(ge=1, le=16)] = Field(
         1,

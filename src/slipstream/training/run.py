@@ -182,6 +182,7 @@ def _run(
             "epoch": progress.epochs_done,
             "best_step": progress.best_step,
             "metrics": progress.best_metrics,
+            "schedule": recorder.schedule,
         }
         if recorder.ranks.first:
             write_json(
@@ -189,6 +190,8 @@ def _run(
             )
         return seconds
 
+    recorder.schedule = dict(earlier.get("schedule", {}))
+    recorder.write_run = lambda: record("running")
     record("running")
     try:
         hooks, recipe = recorder.hooks(evaluate, stop), recorder.recommender.recipe
@@ -248,7 +251,7 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
         "trained_digest": trained_digest(recipe),
         "store": {"directory": str(store.directory), "digest": store.meta.get("digest")},
     }
-    seconds = 0.0
+    kept: dict[str, Any] = {"seconds": 0.0}
     if (directory / "run.json").exists():
         earlier = read_json(directory / "run.json")
         # Computed again from its recipe: earlier versions counted more as another run.
@@ -262,7 +265,10 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
                 f"{directory} holds a run on other data; choose another directory or remove this "
                 "one"
             )
-        seconds = float(earlier.get("seconds", 0.0))
+        kept = {
+            "seconds": float(earlier.get("seconds", 0.0)),
+            "schedule": earlier.get("schedule", {}),
+        }
     elif latest(directory / "checkpoints") is not None:
         raise SlipstreamError(
             f"{directory} has checkpoints but no run.json, so whose they are is not known; choose "
@@ -272,7 +278,7 @@ def open_directory(directory: Path, recipe: Recipe, store: SequenceStore) -> dic
         path.write_text(
             yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
         )
-    return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), "seconds": seconds}
+    return {**described, "recipe": recipe.model_dump(mode="json"), **versions(), **kept}
 
 
 def sweep(directory: Path) -> None:
