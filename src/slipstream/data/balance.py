@@ -4,6 +4,7 @@ No sequence is cut or lost, and the objective (a sum with one global normaliser)
 only the rank that computes a sample does. Costs are predicted: linear in the tokens of a sample
 plus quadratic for attention.
 
+    auto            karmarkar_karp where a rank gets few samples of a batch, lpt otherwise
     none            samples in turn; for token-budget batches, one rank after the other up to its
                     share of the tokens
     lpt             again and again the costliest sample to the least loaded rank
@@ -17,7 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-Balance = Literal["none", "lpt", "karmarkar_karp"]
+Balance = Literal["auto", "none", "lpt", "karmarkar_karp"]
+FEW = 32  # samples a rank, up to which `auto` takes the dearer method
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def assign(
     lengths: np.ndarray, world_size: int, *, balance: Balance, cost: Cost, by_tokens: bool = False
 ) -> np.ndarray:
     """Return the rank of every sample of a global batch; all ranks compute the same."""
+    if balance == "auto":
+        balance = "karmarkar_karp" if lengths.size <= FEW * world_size else "lpt"
     if balance == "lpt":
         return longest_first(cost(lengths), world_size)
     if balance == "karmarkar_karp":

@@ -432,6 +432,7 @@ def trained_digest(recipe: Recipe) -> str:
     bookkeeping += ["micro_batches", "cluster"]
     # Where and how a step is computed does not matter: what digests said before there was a choice.
     content["train"] |= {"threads": None, "device": "cpu"}
+    content["sampler"] |= {"balance": "none", "cost_linear": 1.0, "cost_quadratic": 0.0}
     if recipe.train.schedule not in ("semi_async", "six_stage"):
         bookkeeping += ["staleness", "synchronous_steps"]
         content["train"]["schedule"] = "synchronous"  # exact schedules equal the plain loop

@@ -44,6 +44,7 @@ from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
 from slipstream.training.scheduled import recipe_steps
+from slipstream.training.step_cost import predicted_cost
 
 LOCK = ".lock"
 
@@ -232,6 +233,7 @@ def make_sampler(recipe: Recipe, store: SequenceStore, ranks: Ranks) -> Training
         rank=ranks.rank,
         world_size=ranks.world,
         share_targets=recipe.task == "retrieval" and recipe.loss.draws_from_batch,
+        cost=predicted_cost(recipe, store.num_items),
     )
 
 
