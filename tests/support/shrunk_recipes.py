@@ -32,10 +32,12 @@ SMALL = (
 def shrunk(name: str, store: SequenceStore, rows: Path) -> list[str]:
     """Overrides that make a shipped recipe small, for a synthetic store; tables on disk in `rows`.
 
-    The learning rate does not depend on the length of the run, so that runs can be lengthened.
+    The learning rate does not depend on the length of the run, so that runs can be lengthened. A
+    large eps keeps AdamW from following rounding where a gradient is exactly zero, as that of
+    SASRec's key bias is.
     """
     recipe, overrides = load_recipe(Recipe, name), [*SMALL, f"data={store.directory}"]
-    overrides += ["decay=constant", "warmup_steps=2"]
+    overrides += ["decay=constant", "warmup_steps=2", "optimizer.eps=1.0e-4"]
     if recipe.task == "ranking":  # the synthetic log has its own actions and features
         columns = sorted(store.actions)
         overrides += [
