@@ -20,11 +20,13 @@ from slipstream import api
 from slipstream.config import load_recipe
 from slipstream.data.store import SequenceStore
 from slipstream.data.synthetic import Synthetic
+from slipstream.pipeline import adaptive
+from slipstream.training import auto_schedule, loop, run
 from slipstream.training.recipe import Recipe
 from slipstream.training.telemetry import read_metrics
-from tests.support.ranks_fixtures import environment
+from tests.support.ranks_fixtures import environment, run_ranks
 from tests.support.shrunk_recipes import SHIPPED, shrunk, trained
-from tests.support.training_fixtures import same_tensors
+from tests.support.training_fixtures import same_tensors, small_recipe, small_store
 
 LONG = 500.0  # seconds; only ends a command that hangs
 MESHES = {"1x1": 1, "1x2": 2, "2x1": 2}
@@ -88,11 +90,11 @@ def run_cases(cases: list[Case], place: Path, ranks: int) -> str:
     return done.stdout + done.stderr
 
 
-def figures(run: Path) -> dict[str, float]:
+def figures(run_dir: Path) -> dict[str, float]:
     """The figures of a finished run's last evaluation."""
-    recorded = json.loads((run / "run.json").read_text())
+    recorded = json.loads((run_dir / "run.json").read_text())
     assert (recorded["status"], recorded["step"]) == ("finished", END)
-    evaluations = [each for each in read_metrics(run / "metrics.jsonl") if "validation" in each]
+    evaluations = [each for each in read_metrics(run_dir / "metrics.jsonl") if "validation" in each]
     assert evaluations[-1]["step"] == END
     return evaluations[-1]["validation"]
 
@@ -158,3 +160,50 @@ def test_few_recipes_cannot_be_scheduled():
     """They are listed in the guide to schedules, each with the key that lets it be scheduled."""
     guide = (Path(__file__).parents[2] / "docs/guides/schedules.md").read_text()
     assert [name for name in SHIPPED if dense(name) and f"`{name}`" not in guide] == []
+
+
+def test_two_ranks_search_and_choose_alike(tmp_path):
+    """Every phase begins at the same step on both ranks, and the weights stay the plain loop's."""
+    small_store(tmp_path / "store")
+    answers = run_ranks(2, f"{__name__}:search_together", tmp_path / "ranks", place=str(tmp_path))
+    assert answers[0] == answers[1] and answers[0]["difference"] < 1e-9
+    assert [phase["schedule"] for phase in answers[0]["phases"][:3]] == [
+        "synchronous",
+        "dual_buffer",
+        "nested",
+    ]
+    assert (
+        answers[0]["phases"][-1]["chosen"]
+        and answers[0]["statuses"] == ["interrupted"] + ["finished"] * 3
+    )
+
+
+def search_together(rank, world, place):
+    store, found, statuses = SequenceStore.open(Path(place) / "store"), {}, []
+    auto_schedule.FEWEST_STEPS, adaptive.WORTH_TRYING = 1, 0.0
+    real, stops = loop.run_loop, iter((30,))
+
+    def stopped_once(recipe, steps, loader, progress, hooks, ranks):
+        at, on_step = next(stops, None), hooks.on_step
+        hooks.on_step = lambda progress, batch: (
+            on_step(progress, batch),
+            hooks.stop.set() if progress.step == at and ranks.rank == 1 else None,
+        )
+        return real(recipe, steps, loader, progress, hooks, ranks)
+
+    run.run_loop = stopped_once
+    for name, schedule in (("auto", "auto"), ("auto", "auto"), ("plain", "synchronous")):
+        recipe = small_recipe(
+            optimizer={"clip_norm": 1.0},
+            train={"epochs": 1000, "max_steps": 110, "schedule": schedule, "checkpoint_every": 40},
+        )
+        out = Path(place) / name
+        statuses.append(run.train(recipe, store, out, quiet=True, dtype=torch.float64).status)
+        found[name] = trained(out)
+    recorded = json.loads((Path(place) / "auto" / "run.json").read_text())["schedule"]["phases"]
+    statuses.append(run.train(recipe, store, out, quiet=True, dtype=torch.float64).status)
+    difference = max(
+        float((value.double() - found["plain"][name].double()).abs().max())
+        for name, value in found["auto"].items()
+    )
+    return {"phases": recorded, "difference": difference, "statuses": statuses}
