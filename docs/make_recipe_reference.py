@@ -24,8 +24,8 @@ where it is unique, by its last part (`dim=64`). A section's name stands for its
     ss.train("ml-1m-hstu", max_steps=200, model__dim=64)
 
 Shipped recipes: `demo`, `ml-1m-hstu`, `ml-1m-hstu-full`, `ml-1m-fuxi`, `ml-1m-sasrec`,
-`kuairand-pure-ranking`; at the papers' scale `kuairand-1k-hstu`, `kuairand-1k-fuxi`, `kuairand-27k-hstu`,
-`kuairand-27k-fuxi`, `synthetic-100m`.
+`kuairand-pure-ranking`; at the papers' scale `kuairand-1k-hstu`, `kuairand-1k-fuxi`,
+`kuairand-27k-hstu`, `kuairand-27k-fuxi`, `synthetic-100m`.
 """
 TABLE = "| key | values | default | meaning |\n|---|---|---|---|\n"
 

@@ -42,7 +42,7 @@ class Setting:
     slow_link: bool = False
 
 
-SETTINGS = (
+SETTINGS: tuple[Setting, ...] = (
     Setting("memory"),
     Setting("disk", tier="disk"),
     Setting("slow disk", tier="disk", slow_disk=True),

@@ -88,7 +88,7 @@ def main(rank: int, scratch: Path, job: Job) -> None:
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     if job.read_rate is not None:  # a disk slower than this machine's
         paced = functools.partial(make_table, read_rate=job.read_rate)
-        recommender.make_table = paced  # type: ignore[assignment]
+        recommender.make_table = paced
     torch.set_num_threads(1)
     if job.ranks > 1:
         meeting, patience = f"file://{scratch / 'meeting'}", timedelta(seconds=job.seconds_allowed)
