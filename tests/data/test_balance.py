@@ -19,7 +19,7 @@ from slipstream.data.sampler import SamplerConfig, TrainingSampler
 from slipstream.data.synthetic import Synthetic, draw_lengths, with_lengths
 from tests.support.data_fixtures import store_with_lengths
 
-HOWS = [("none", False), ("none", True), ("lpt", False), ("karmarkar_karp", False)]
+HOWS = [("auto", False), ("none", False), ("none", True), ("lpt", False), ("karmarkar_karp", False)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -123,3 +123,32 @@ def test_the_sampler_shares_by_cost_and_resumes_on_another_number_of_ranks(tmp_p
         for ranks in (two, four)
     ]
     assert users[0] == users[1] and len(users[0]) == 16
+
+
+def test_auto_balances_by_the_cost_it_is_given(tmp_path):
+    store = store_with_lengths(tmp_path, [3 + 31 * (user % 9) for user in range(60)])
+    cost, config = Cost(1.0, 0.3, 5.0), SamplerConfig(max_len=300, batch_size=16)
+    assert config.balance == "auto" and config.cost_or(cost) is cost
+    assert config.cost_or(Cost()) == Cost(1.0, 0.0)
+    own = SamplerConfig(cost_quadratic=2.0).cost_or(cost)
+    assert (own, SamplerConfig(cost_linear=3.0).cost_or(cost)) == (Cost(1.0, 2.0), Cost(3.0))
+
+    def unevenness(balance):
+        chosen = config.model_copy(update={"balance": balance})
+        ranks = [
+            TrainingSampler(store, chosen, seed=1, rank=rank, world_size=2, cost=cost)
+            for rank in range(2)
+        ]
+        loads = [float(cost(rank.next_batch().lengths_B.numpy()).sum()) for rank in ranks]
+        return (max(loads) - min(loads)) / max(loads)
+
+    assert unevenness("auto") == unevenness("karmarkar_karp") < 0.03 < unevenness("none")
+
+
+def test_auto_takes_the_cheaper_method_for_many_samples():
+    lengths = np.random.default_rng(0).integers(1, 500, 4000)
+    options = {"cost": Cost(1.0, 0.1)}
+    many, few = lengths, lengths[:40]
+    for part, method in ((many, "lpt"), (few, "karmarkar_karp")):
+        found = assign(part, 4, balance="auto", **options)
+        assert np.array_equal(found, assign(part, 4, balance=method, **options))

@@ -69,7 +69,7 @@ def test_more_staleness_lets_rows_be_read_earlier():
 def test_only_the_plain_loop_is_called_synchronous():
     assert "synchronous" not in SCHEDULES and SERIAL.serial
     recipes = set(TrainConfig.model_fields["schedule"].annotation.__args__)
-    assert recipes == {"synchronous", *SCHEDULES} - {"serial"}
+    assert recipes == {"auto", "synchronous", *SCHEDULES} - {"serial"}
 
 
 def test_an_accelerator_adds_a_lane_before_compute():

@@ -151,6 +151,8 @@ def test_recipes_refuse_what_they_do_not_know(changes, sentence):
 
 def test_bookkeeping_is_not_part_of_what_is_trained():
     assert trained_digest(small_recipe(train={"keep_last": 5})) == trained_digest(small_recipe())
+    balanced = {"balance": "lpt", "cost_linear": 2.0, "cost_quadratic": 0.1}
+    assert trained_digest(small_recipe(sampler=balanced)) == trained_digest(small_recipe())
     assert trained_digest(small_recipe(optimizer={"lr": 0.5})) != trained_digest(small_recipe())
     for elsewhere in ({"threads": 3}, {"device": "cuda"}, {"schedule": "nested"}):
         assert trained_digest(small_recipe(train=elsewhere)) == trained_digest(small_recipe())

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from slipstream import api
-from slipstream.config import RECIPES, load_recipe
+from slipstream.config import load_recipe
 from slipstream.data.synthetic import Synthetic
 from slipstream.training.recipe import Recipe
-
-SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-SMALL = ("max_steps=3", "epochs=1", "evaluate_every=1", "sampler.batch_size=8", "threads=1")
+from tests.support.shrunk_recipes import SHIPPED, shrunk
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +26,14 @@ def test_recipes_ship():
         "kuairand-pure-ranking",
         "demo",
         "retrieval-default",
+        *(f"kuairand-{size}-{kind}" for size in ("1k", "27k") for kind in ("hstu", "fuxi")),
+        "synthetic-100m",
     } <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_recipe_runs(name, store, tmp_path):
-    recipe = load_recipe(Recipe, name, SMALL)
-    if recipe.task == "ranking":  # the synthetic log has its own actions and features
-        columns = sorted(store.actions)
-        tasks = {
-            task: value.model_copy(update={"column": columns[i % len(columns)]})
-            for i, (task, value) in enumerate(recipe.tasks.items())
-        }
-        features = {
-            "item_features": tuple(store.item_features),
-            "user_features": tuple(store.user_features),
-        }
-        recipe = recipe.model_copy(update={"tasks": tasks, **features})
+    recipe = load_recipe(Recipe, name, [*shrunk(name, store, tmp_path / "rows"), "max_steps=3"])
     run = api.train(recipe, data=store, out=tmp_path / "run", quiet=True)
     figures = run.evaluate("test")
     assert all(
@@ -52,3 +41,16 @@ def test_a_shipped_recipe_runs(name, store, tmp_path):
         for name, value in figures.items()
     )
     assert run.recommend(store.users.id(0), k=5).height == 5
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if "kuairand" in name or "100m" in name])
+def test_recipes_at_scale_use_what_scales(name):
+    recipe = load_recipe(Recipe, name)
+    assert recipe.tables.optimizer == "rowwise_adagrad"
+    if recipe.task == "retrieval":
+        assert recipe.train.schedule == "nested" and recipe.model.time_bias == "next"
+    if "kuairand" in name and recipe.task == "retrieval":
+        assert recipe.sampler.max_len == recipe.model.max_len >= 2048
+        assert recipe.sampler.balance == "karmarkar_karp" and recipe.sampler.token_budget
+        stale = load_recipe(Recipe, name, ["train.schedule=semi_async", "synchronous_steps=500"])
+        assert stale.train.staleness == 1

@@ -4,6 +4,7 @@ No sequence is cut or lost, and the objective (a sum with one global normaliser)
 only the rank that computes a sample does. Costs are predicted: linear in the tokens of a sample
 plus quadratic for attention.
 
+    auto            karmarkar_karp where a rank gets few samples of a batch, lpt otherwise
     none            samples in turn; for token-budget batches, one rank after the other up to its
                     share of the tokens
     lpt             again and again the costliest sample to the least loaded rank
@@ -17,15 +18,17 @@ from typing import Literal
 
 import numpy as np
 
-Balance = Literal["none", "lpt", "karmarkar_karp"]
+Balance = Literal["auto", "none", "lpt", "karmarkar_karp"]
+FEW = 32  # samples a rank, up to which `auto` takes the dearer method
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted cost of a window of n tokens: linear * n + quadratic * n^2."""
+    """Predicted cost of a window of n tokens: constant + linear * n + quadratic * n^2."""
 
     linear: float = 1.0
     quadratic: float = 0.0
+    constant: float = 0.0
 
     @classmethod
     def of_hstu(cls, dim: int, heads: int, dqk: int, dv: int) -> "Cost":
@@ -38,7 +41,7 @@ class Cost:
 
     def __call__(self, lengths: np.ndarray) -> np.ndarray:
         lengths = lengths.astype(np.float64)
-        return self.linear * lengths + self.quadratic * lengths**2
+        return self.constant + self.linear * lengths + self.quadratic * lengths**2
 
 
 def share_batch(
@@ -62,6 +65,8 @@ def assign(
     lengths: np.ndarray, world_size: int, *, balance: Balance, cost: Cost, by_tokens: bool = False
 ) -> np.ndarray:
     """Return the rank of every sample of a global batch; all ranks compute the same."""
+    if balance == "auto":
+        balance = "karmarkar_karp" if lengths.size <= FEW * world_size else "lpt"
     if balance == "lpt":
         return longest_first(cost(lengths), world_size)
     if balance == "karmarkar_karp":

@@ -7,7 +7,7 @@ counted in another way; what is in a batch is the sampler's business.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,13 @@ class PrefetchingLoader:
         while len(self._queue) <= self._ahead:
             self._queue.append(self._thread.submit(self._make))
         return self._queue.popleft().result()
+
+    def put_back(self, loaded: Sequence[LoadedBatch]) -> None:
+        """Give back the newest batches taken and not used: `take` returns them again, in order."""
+        for batch in reversed(loaded):
+            made: Future[LoadedBatch] = Future()
+            made.set_result(batch)
+            self._queue.appendleft(made)
 
     def mark_used(self, loaded: LoadedBatch) -> None:
         """Count a batch, and with it all before it, as used."""

@@ -62,14 +62,21 @@ class SamplerConfig(BaseModel):
         1, ge=1, description="users whose window has fewer tokens are left out of training"
     )
     balance: Balance = Field(
-        "none", description="how a global batch is shared over ranks: none, lpt or karmarkar_karp"
+        "auto",
+        description="how a global batch is shared over ranks: by predicted cost (auto, lpt, "
+        "karmarkar_karp), or none: in turn; it changes who computes a sample, not the result",
     )
-    cost_linear: float = Field(1.0, ge=0, description="predicted cost of a token")
-    cost_quadratic: float = Field(
-        0.0,
+    cost_linear: float | None = Field(
+        None,
+        ge=0,
+        description="predicted cost of a token; default: the model's FLOPs, unless cost_quadratic "
+        "is given",
+    )
+    cost_quadratic: float | None = Field(
+        None,
         ge=0,
         description="predicted cost of a pair of tokens (a length-n window costs this times n "
-        "squared)",
+        "squared); default: the model's FLOPs, unless cost_linear is given",
     )
 
     @model_validator(mode="after")
@@ -80,13 +87,21 @@ class SamplerConfig(BaseModel):
             self.batch_size = 128
         return self
 
+    def cost_or(self, default: Cost) -> Cost:
+        """Return the predicted cost of a window that is given here, or the default."""
+        if self.cost_linear is None and self.cost_quadratic is None:
+            return default
+        linear = 1.0 if self.cost_linear is None else self.cost_linear
+        return Cost(linear, self.cost_quadratic or 0.0)
+
 
 class TrainingSampler:
     """Endless batches over epochs.
 
     A retrieval window is `max_len` (input, next) pairs, a ranking window `max_len` behaviours.
     Window j of a user ends `j * max_len` tokens before the end of the training part. With
-    `share_targets` every rank's part carries the targets of the whole global batch.
+    `share_targets` every rank's part carries the targets of the whole global batch. `cost` is what
+    ranks are balanced by, where the configuration gives no cost: by default a window's tokens.
     """
 
     def __init__(
@@ -100,12 +115,13 @@ class TrainingSampler:
         world_size: int = 1,
         task: Task = "retrieval",
         share_targets: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is outside a world of {world_size}")
         self.store, self.config, self.seed, self.task = store, config, seed, task
         self.rank, self.world_size = rank, world_size
-        self._share_targets = share_targets
+        self._share_targets, self._cost = share_targets, config.cost_or(cost or Cost())
         self.split = split or Split()
         self._ends_U = self.split.train_lengths(store)
         tokens_U = self._ends_U - (task == "retrieval")
@@ -210,7 +226,7 @@ class TrainingSampler:
             self.rank,
             self.world_size,
             balance=self.config.balance,
-            cost=Cost(self.config.cost_linear, self.config.cost_quadratic),
+            cost=self._cost,
             by_tokens=self.config.token_budget is not None,
         )
         users_B, ends_B, lengths_B = plan.users[mine], plan.ends[mine], plan.lengths[mine]

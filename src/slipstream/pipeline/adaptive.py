@@ -1,13 +1,15 @@
-"""Chooses the number of micro-batches and buffers from the times of a run's first steps.
+"""Chooses a schedule, its micro-batches and its buffers from the times of a run's steps.
 
-A step is probed whole and cut. Cutting costs compute (smaller kernels) and exchange (keys that
+`search` tries the plain loop and schedules in turn and returns the faster one; it only decides, so
+it knows nothing of pipelines, ranks or clocks. `choose` sets the numbers of one schedule. A step is
+probed whole and cut. Cutting costs compute (smaller kernels) and exchange (keys that
 travel again), and leaves only the first rows and the last gradients exposed: 1/N of the exchange.
 Both costs are taken as linear in N between the two probes. Where the cut step is no faster as
 measured, nothing is cut: there was nothing to hide. More buffers than one are filled ahead where
 retrieval fits into a step on average, but not always. Touch this to choose by another rule.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.pipeline.schedule import Schedule, make_schedule
@@ -17,6 +19,9 @@ WARM_UP, PROBED = 2, 4  # steps before, and steps of, each probe
 PROBES = 2 * (WARM_UP + PROBED)  # steps before a choice is made
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 _WORTH_IT = 0.98  # a cut must make a step this much shorter, as measured
+SHORT, LONG = 4, 16  # steps measured of a first try, and of the last comparison
+WORTH_TRYING = 0.05  # share of lookups and exchange from which a schedule is tried
+_CLOSE = 1.02  # a schedule this much slower in a short try may still win the long comparison
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,106 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
     )
     ahead = buffers if schedule.buffers_ahead else None
     return make_schedule(schedule.name, micro_batches=micro_batches, buffers_ahead=ahead), sentence
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What steps took: seconds for a unit of work, and the share of lookups and exchange in them.
+
+    For the plain loop `waits` is what could be hidden, for a schedule what it leaves exposed.
+    """
+
+    seconds: float
+    waits: float
+    probe: Probe | None = None  # of a schedule
+
+    def drifted(self, since: "Trial", plain: bool) -> bool:
+        """Whether another choice may be right by now: the steps are not those it was made for."""
+        if plain:
+            return self.waits > max(since.waits + 0.05, WORTH_TRYING)
+        ratio = self.seconds / max(since.seconds, 1e-12)
+        return not 0.85 < ratio < 1.15 or self.waits > since.waits + 0.1
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The next thing to try: a schedule (None: the plain loop) for so many measured steps."""
+
+    schedule: Schedule | None
+    steps: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to continue with (None: the plain loop), and one line that says why."""
+
+    schedule: Schedule | None
+    why: str
+
+
+def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
+    """Yield what to try, take what it took, and return the choice.
+
+    `candidates` are one schedule that does not cut batches, one that does, or both. Where the plain
+    loop has little to hide, nothing else is tried. A schedule is chosen only when it was faster in
+    a longer comparison with the plain loop.
+    """
+    plain = yield Attempt(None, SHORT)
+    if plain.waits < WORTH_TRYING:
+        reason = f"lookups and exchange are {_percent(plain.waits)} of a step, too little to hide"
+        return Choice(None, plain_because(reason))
+    trials = []
+    for schedule in candidates:
+        trials.append((schedule, (yield Attempt(schedule, SHORT))))
+    tried, trial = min(trials, key=lambda each: each[1].seconds)
+    if trial.seconds > _CLOSE * plain.seconds:
+        return Choice(None, _slower(plain, tried, trial))
+    best = _with_best_numbers(trials)
+    plain = yield Attempt(None, LONG)
+    trial = yield Attempt(best, LONG)
+    if trial.seconds > _WORTH_IT * plain.seconds:
+        return Choice(None, _slower(plain, best, trial))
+    return Choice(
+        best,
+        f"schedule: {describe(best)}: lookups and exchange are {_percent(plain.waits)} of a step, "
+        f"{_percent(trial.waits)} remain; a step takes {_percent(trial.seconds / plain.seconds)} "
+        "of the plain loop's time",
+    )
+
+
+def _with_best_numbers(trials: Sequence[tuple[Schedule, Trial]]) -> Schedule:
+    """Return the schedule to compare: of both kinds the one that `choose` predicts to be best."""
+    if len(trials) == 1:
+        return trials[0][0]
+    (whole, whole_trial), (cut, cut_trial) = trials
+    assert whole_trial.probe is not None and cut_trial.probe is not None
+    best, _ = choose(cut, whole_trial.probe, cut_trial.probe)
+    if best.micro_batches > 1:
+        return best
+    return make_schedule(whole.name, buffers_ahead=best.buffers_ahead)
+
+
+def describe(schedule: Schedule) -> str:
+    """Name a schedule and its numbers."""
+    parts = f" with {schedule.micro_batches} micro-batches" if schedule.cuts_batches else ""
+    ahead = schedule.buffers_ahead
+    return f"{schedule.name}{parts}" + (f" and {ahead} buffers ahead" if ahead > 1 else "")
+
+
+def plain_because(reason: str) -> str:
+    """Return the line that explains the plain loop."""
+    return f"schedule: the plain loop: {reason}"
+
+
+def _slower(plain: Trial, schedule: Schedule, trial: Trial) -> str:
+    return plain_because(
+        f"lookups and exchange are {_percent(plain.waits)} of a step, but {describe(schedule)} "
+        f"takes {_percent(trial.seconds / plain.seconds)} of its time"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def probes_from_means(probes: Mapping[int, list[float]]) -> dict[int, Probe]:

@@ -226,6 +226,12 @@ class Pipeline:
             for table in self.tables.values():
                 table.flush()
 
+    def finish(self) -> list[Any]:
+        """Close after the newest step; return the batches loaded beyond it, in their order."""
+        self.close()
+        ahead = [self._steps[each].batch for each in sorted(self._steps) if each > self._newest]
+        return [batch for batch in (*ahead, *self._loaded) if batch is not None]
+
     # The stages, each called by its lane with (step, micro-batch).
 
     def _load(self, step: int, micro: int) -> int:

@@ -34,6 +34,7 @@ class StepResult:
     loss_sum: float  # over the supervised tokens of all ranks
     count: int  # supervised tokens of all ranks
     stop: bool = False  # whether a rank was asked to stop after this step
+    lookup_seconds: float = 0.0  # the plain loop: planning, reading and updating the rows
 
 
 class Work(Protocol):

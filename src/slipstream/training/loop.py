@@ -8,6 +8,7 @@ or the time between steps changes.
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -37,18 +38,22 @@ def train_step(
     """Train one step in place. Steps count from 0; `stop`: this rank was asked to stop."""
     recipe = recommender.recipe
     factor = schedule_factor(recipe.optimizer, step, total_steps)
+    begin = time.perf_counter()
     plan = recommender.plan_step(batch, step)
     inputs = recommender.read(plan)
+    lookup_seconds = time.perf_counter() - begin
     count = int(ranks.sum([plan.count])[0])  # of all ranks: the one normaliser
     loss = recommender.loss(inputs)
     (loss / max(count, 1)).backward()
+    begin = time.perf_counter()
     recommender.update(inputs, recipe.tables.lr * factor)
+    lookup_seconds += time.perf_counter() - begin
     ranks.sum_gradients_(recommender.model)
     step_dense(
         optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm
     )
     loss_sum, stop = agree(ranks, step, float(loss.detach()), stop)
-    return StepResult(step, batch, loss_sum, count, stop)
+    return StepResult(step, batch, loss_sum, count, stop, lookup_seconds)
 
 
 def agree(ranks: Ranks, step: int, loss: float, stop: bool) -> tuple[float, bool]:

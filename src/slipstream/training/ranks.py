@@ -8,6 +8,7 @@ in another way.
 """
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from slipstream.training.device import HOST, group_backend
 from slipstream.training.watch import Watch, is_connection_failure
 
 T = TypeVar("T")
+_RUNS = itertools.count()  # runs this process has joined; all ranks join the same ones
 
 
 class OtherRankError(SlipstreamError):
@@ -197,10 +199,10 @@ def joined(mesh: str, timeout_seconds: float, device: torch.device = HOST) -> It
     mesh_shape(mesh, world)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     store.set_timeout(timeout)
-    # A restarted job may meet in the store of the one before: it must not read what that one left.
-    store = dist.PrefixStore(
-        f"slipstream/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world}", store
-    )
+    # A restarted job, or another run of these processes, meets in the same store: it must not read
+    # what the one before left there.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"slipstream/{restart}/{world}/{next(_RUNS)}", store)
     backend, meeting = group_backend(device), dist.PrefixStore("group", store)
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=timeout)
     watch = Watch(store, rank, world)

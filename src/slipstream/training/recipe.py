@@ -312,11 +312,12 @@ class TrainConfig(Section):
         "tables stay in host memory",
     )
     schedule: Literal[
-        "synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"
+        "auto", "synchronous", "dual_buffer", "frozen_window", "nested", "semi_async", "six_stage"
     ] = Field(
-        "synchronous",
-        description="how lookups, exchange and compute overlap; synchronous: not at all, the plain "
-        "loop; semi_async and six_stage read older rows",
+        "auto",
+        description="how lookups, exchange and compute overlap; auto: the fastest exact one, tried "
+        "out in the first steps; synchronous: not at all, the plain loop; semi_async and six_stage "
+        "read older rows",
     )
     staleness: Annotated[int, Field(ge=1, le=16)] = Field(
         1,
@@ -435,6 +436,7 @@ def trained_digest(recipe: Recipe) -> str:
     bookkeeping += ["micro_batches", "cluster"]
     # Where and how a step is computed does not matter: what digests said before there was a choice.
     content["train"] |= {"threads": None, "device": "cpu"}
+    content["sampler"] |= {"balance": "none", "cost_linear": 1.0, "cost_quadratic": 0.0}
     if recipe.train.schedule not in ("semi_async", "six_stage"):
         bookkeeping += ["staleness", "synchronous_steps"]
         content["train"]["schedule"] = "synchronous"  # exact schedules equal the plain loop

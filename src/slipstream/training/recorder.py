@@ -19,6 +19,7 @@ from slipstream.training.loop import Hooks, Progress, total_steps
 from slipstream.training.popularity import BASELINE
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recommender import Recommender
+from slipstream.training.step_cost import flop_options
 from slipstream.training.telemetry import (
     Meter,
     MetricsFile,
@@ -31,20 +32,8 @@ from slipstream.training.telemetry import (
 
 def step_flops(recommender: Recommender, batch: JaggedBatch) -> int:
     """Count the FLOPs of one training step over this batch, as docs and benchmarks do."""
-    recipe = recommender.recipe
-    negatives = (
-        recommender.features.num_items - 1
-        if recipe.loss.kind == "full_softmax"
-        else recipe.loss.negatives
-    )
-    return training_flops(
-        recipe.model,
-        batch.lengths_B.tolist(),
-        task=recipe.task,
-        negatives=negatives,
-        num_tasks=len(recipe.tasks),
-        user_tokens=len(recipe.user_features),
-    )
+    options = flop_options(recommender.recipe, recommender.features.num_items)
+    return training_flops(recommender.recipe.model, batch.lengths_B.tolist(), **options)
 
 
 class Recorder:
@@ -74,6 +63,9 @@ class Recorder:
         self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
         # Files that a schedule adds to checkpoints: name -> tensors.
         self.extra_files: Callable[[], dict[str, dict[str, torch.Tensor]]] = dict
+        # What `train.schedule=auto` chose, for run.json, and how to write that file now.
+        self.schedule: dict[str, Any] = {}
+        self.write_run: Callable[[], object] = lambda: None
         self._figures: dict[str, Any] = {}
         self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step

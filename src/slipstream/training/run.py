@@ -62,6 +62,7 @@ from slipstream.training.run_directory import (
     versions,
 )
 from slipstream.training.scheduled import recipe_steps
+from slipstream.training.step_cost import predicted_cost
 
 Evaluate = Callable[
     [Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]
@@ -234,6 +235,7 @@ def _run(
             "epoch": progress.epochs_done,
             "best_step": progress.best_step,
             "metrics": progress.best_metrics,
+            "schedule": recorder.schedule,
         }
         if recorder.ranks.first:
             write_json(
@@ -241,6 +243,8 @@ def _run(
             )
         return seconds
 
+    recorder.schedule = dict(earlier.get("schedule", {}))
+    recorder.write_run = lambda: record("running")
     record("running")
     replaced.discard()
     try:
@@ -282,6 +286,7 @@ def make_sampler(recipe: Recipe, store: SequenceStore, ranks: Ranks) -> Training
         rank=ranks.rank,
         world_size=ranks.world,
         share_targets=recipe.task == "retrieval" and recipe.loss.draws_from_batch,
+        cost=predicted_cost(recipe, store.num_items),
     )
 
 

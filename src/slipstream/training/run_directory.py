@@ -187,14 +187,18 @@ def open_directory(
         },
         **({"functions": own.names} if own.names else {}),
     }
-    seconds = 0.0
+    kept: dict[str, Any] = {"seconds": 0.0}
     if (directory / NOTE).exists():
-        seconds = float(read_json(directory / NOTE).get("seconds", 0.0))
+        earlier = read_json(directory / NOTE)
+        kept = {
+            "seconds": float(earlier.get("seconds", 0.0)),
+            "schedule": earlier.get("schedule", {}),
+        }
     with atomic_file(directory / "recipe.yaml") as path:
         path.write_text(
             yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
         )
-    return {**described, "recipe": recipe.model_dump(mode="json"), "seconds": seconds}
+    return {**described, "recipe": recipe.model_dump(mode="json"), **kept}
 
 
 def remove_unstarted(directory: Path) -> None:

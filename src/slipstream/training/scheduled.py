@@ -18,6 +18,7 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.loader import LoadedBatch, PrefetchingLoader
 from slipstream.errors import SlipstreamError
+from slipstream.pipeline import adaptive
 from slipstream.pipeline.clustering import cluster_samples, deal_samples
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline, StaleRows
@@ -27,6 +28,7 @@ from slipstream.pipeline.work import MicroBatch, StepResult
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.exchange import Lookups
 from slipstream.tables.slices import Placement
+from slipstream.training import auto_schedule
 from slipstream.training.checkpoint import checkpoint_path, read_tensors
 from slipstream.training.device import HOST, DeviceInputs
 from slipstream.training.loop import PlainSteps, Steps, total_steps
@@ -219,25 +221,18 @@ class ScheduledSteps:
 
 @contextlib.contextmanager
 def recipe_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]:
-    """Make the steps of a run: the plain loop, or the recipe's schedule, which leaves a trace."""
-    recommender, optimizer, ranks = recorder.recommender, recorder.optimizer, recorder.ranks
+    """Make the steps of a run: the plain loop, the recipe's schedule, or what `auto` chooses."""
+    recommender, ranks = recorder.recommender, recorder.ranks
     recipe, loader = recommender.recipe, recorder.loader
+    if recipe.train.schedule == "auto":
+        with _auto_steps(recorder, stop) as steps:
+            yield steps
+        return
     if recipe.train.schedule == "synchronous":
-        yield PlainSteps(recommender, optimizer, loader, ranks, stop)
+        yield PlainSteps(recommender, recorder.optimizer, loader, ranks, stop)
         return
     _refuse_unbuffered(recommender, ranks)
-    work = RecommenderWork(
-        recommender,
-        optimizer,
-        loader.take,
-        total_steps(recipe, loader.steps_per_epoch),
-        ranks=ranks,
-        cluster=recipe.train.cluster,
-    )
-    tables, timeout = recommender.tables, timedelta(seconds=recipe.train.rank_timeout)
-    groups = LaneGroups(
-        tables.exchange, world=ranks.world, replicas=ranks.replicas, timeout=timeout
-    )
+    groups = _lane_groups(recommender, ranks)
     first, schedule = recorder.progress.step, recipe_schedule(recipe)
     adapts = schedule.cuts_batches and recipe.train.micro_batches == "auto"
     stale_rows: StaleRows = {}
@@ -246,8 +241,8 @@ def recipe_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]
         stale_rows = load_stale_rows(checkpoint, ranks)
     pipeline = Pipeline(
         schedule,
-        work,
-        tables.tables,
+        _work(recorder),
+        recommender.tables.tables,
         groups,
         first_step=first,
         adapt=recorder.line.print if adapts else None,
@@ -260,9 +255,67 @@ def recipe_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]
     finally:
         recorder.extra_files = dict
         groups.close()
-        if ranks.first:
-            about = {"schedule": recipe.train.schedule, "run": recipe.name, "first_step": first}
-            write_trace(recorder.directory / TRACE, pipeline.trace.intervals(), about)
+        _write_trace(recorder, pipeline)
+
+
+@contextlib.contextmanager
+def _auto_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]:
+    """Make the steps of `train.schedule=auto`; groups for schedules are made once one is tried."""
+    recommender, ranks, loader = recorder.recommender, recorder.ranks, recorder.loader
+    work, groups = _work(recorder), list[LaneGroups]()
+    candidates = auto_schedule.possible_schedules(recommender, work)
+    reason = auto_schedule.plain_reason(recorder, candidates, work.steps)
+    if reason is not None:
+        if reason:
+            recorder.line.print(adaptive.plain_because(reason))
+        yield PlainSteps(recommender, recorder.optimizer, loader, ranks, stop)
+        return
+
+    def open_pipeline(schedule: Schedule, step: int) -> ScheduledSteps:
+        if not groups:
+            groups.append(_lane_groups(recommender, ranks))
+        tables = recommender.tables.tables
+        pipeline = Pipeline(schedule, work, tables, groups[0], first_step=step)
+        return ScheduledSteps(pipeline, loader, ranks, stop)
+
+    steps = auto_schedule.AutoSteps(recorder, stop, candidates, open_pipeline, work.steps)
+    try:
+        yield steps
+    finally:
+        last = steps.close()
+        for made in groups:
+            made.close()
+        if last is not None:
+            _write_trace(recorder, last.pipeline)
+
+
+def _work(recorder: "Recorder") -> RecommenderWork:
+    recipe, loader = recorder.recommender.recipe, recorder.loader
+    return RecommenderWork(
+        recorder.recommender,
+        recorder.optimizer,
+        loader.take,
+        total_steps(recipe, loader.steps_per_epoch),
+        ranks=recorder.ranks,
+        cluster=recipe.train.cluster,
+    )
+
+
+def _lane_groups(recommender: Recommender, ranks: Ranks) -> LaneGroups:
+    """Make the process groups of all lanes. Collective."""
+    return LaneGroups(
+        recommender.tables.exchange,
+        world=ranks.world,
+        replicas=ranks.replicas,
+        timeout=timedelta(seconds=recommender.recipe.train.rank_timeout),
+    )
+
+
+def _write_trace(recorder: "Recorder", pipeline: Pipeline) -> None:
+    if recorder.ranks.first:
+        run, first = recorder.recommender.recipe.name, pipeline.first_step
+        about = {"schedule": pipeline.schedule.name, "run": run, "first_step": first}
+        write_trace(recorder.directory / TRACE, pipeline.trace.intervals(), about)
 
 
 def _refuse_unbuffered(recommender: Recommender, ranks: Ranks) -> None:

@@ -1,0 +1,1 @@
+"""`train.schedule=auto` against the plain loop and schedules set by hand."""
