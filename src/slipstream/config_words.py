@@ -28,7 +28,12 @@ def describe_values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         return _either([str(value) for value in arguments])
     if origin in (Union, UnionType):
-        kinds = [describe_values(part, metadata) for part in arguments if part is not type(None)]
+        several = set(arguments) - ({int} if float in arguments else set())  # a number may be whole
+        kinds = [
+            describe_values(part, metadata)
+            for part in arguments
+            if part in several and part is not type(None)
+        ]
         return _either(list(dict.fromkeys(kinds)))
     if hasattr(annotation, "__metadata__"):
         return describe_values(arguments[0], (*annotation.__metadata__, *metadata))

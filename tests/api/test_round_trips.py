@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import slipstream as ss
 from tests.support.api_runs import IDS, TINY, prepare_and_train, shop_frame
 
+pytestmark = pytest.mark.system  # whole runs: too long for a unit test
+
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=256).filter(
     lambda text: text.strip() != ""

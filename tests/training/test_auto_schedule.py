@@ -27,6 +27,8 @@ from tests.support.training_fixtures import (
     small_store,
 )
 
+pytestmark = pytest.mark.system  # whole runs: too long for a unit test
+
 
 @pytest.fixture
 def store(tmp_path):

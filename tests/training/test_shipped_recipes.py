@@ -9,6 +9,8 @@ from slipstream.data.synthetic import Synthetic
 from slipstream.training.recipe import Recipe
 from tests.support.shrunk_recipes import SHIPPED, shrunk
 
+pytestmark = pytest.mark.system  # whole runs: too long for a unit test
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
