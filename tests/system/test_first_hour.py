@@ -4,6 +4,7 @@ prepare, train, evaluate, recommend, export, import of the histories, serve, and
 with SKUs and titles. What `evaluate` says is what `recommend` and the server give, user by user.
 """
 
+import functools
 import json
 import os
 import re
@@ -49,6 +50,7 @@ class Place:
         assert "Traceback" not in done.stderr
         return done.stdout + done.stderr
 
+    @functools.cache  # noqa: B019 (one place for the whole module)
     def figures(self, *words: str) -> dict[str, float]:
         """The figures of `slipstream evaluate`."""
         return json.loads(self.run("evaluate", *words, "--json"))["figures"]

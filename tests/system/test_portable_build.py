@@ -23,7 +23,7 @@ exec clang++ "$@"
 OPERATORS = ("attention", "grouped_losses", "losses", "pointwise", "row_gather", "rows")
 
 pytestmark = [
-    pytest.mark.system,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("clang++") is None, reason="clang++ is not installed"),
 ]

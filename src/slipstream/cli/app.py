@@ -129,7 +129,8 @@ def run_command(arguments: list[str] | None = None, program: typer.Typer = app) 
     130 and no traceback.
     """
     try:
-        code = program(arguments, prog_name="slipstream", standalone_mode=False)
+        name = "slipstream" if program is app else None  # None: as the program was started
+        code = program(arguments, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
