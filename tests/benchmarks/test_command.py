@@ -13,7 +13,7 @@ from benchmarks import command
 from slipstream.errors import SlipstreamError
 
 MEASUREMENTS = (
-    *("auto_schedule", "balance", "chaos", "checkpoint", "disk_table", "exchange", "negatives"),
+    *("auto_schedule", "balance", "chaos", "disk_table", "exchange", "negatives"),
     *("pipeline", "router", "serving", "startup", "tables"),
 )
 FOLDER = Path(command.__file__).parent

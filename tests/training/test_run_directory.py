@@ -156,17 +156,17 @@ def test_why_threads_were_chosen_is_said_once(store, tmp_path, monkeypatch, caps
 
 
 def test_data_are_found_from_another_folder_and_after_both_were_moved(tmp_path, monkeypatch):
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    small_store(tmp_path / "work" / "data")
+    (tmp_path / "place").mkdir()
+    monkeypatch.chdir(tmp_path / "place")
+    small_store(tmp_path / "place" / "data")
     own = find_relative("data")
     train(small_recipe(train={"max_steps": 1}), own, "runs/x", quiet=True)
     monkeypatch.chdir(tmp_path)
-    assert open_run("work/runs/x")[1].digest == own.digest
-    os.rename("work", "moved")
+    assert open_run("place/runs/x")[1].digest == own.digest
+    os.rename("place", "moved")
     assert open_run("moved/runs/x")[1].directory.resolve() == tmp_path / "moved" / "data"
     os.rename("moved/data", "elsewhere")
-    with pytest.raises(SlipstreamError, match=r"are not in .*/work/data any more; .*--data DIR"):
+    with pytest.raises(SlipstreamError, match=r"are not in .*/place/data any more; .*--data DIR"):
         open_run("moved/runs/x")
     assert open_run("moved/runs/x", "elsewhere")[1].digest == own.digest
     other = small_store(tmp_path / "other", seed=5)

@@ -41,7 +41,7 @@ def test_every_request_has_an_example_that_is_a_request():
         if endpoint.request is not None:
             operation = document["paths"][endpoint.path][endpoint.method.lower()]
             example = operation["requestBody"]["content"]["application/json"]["example"]
-            msgspec.convert(example, endpoint.request)
+            assert isinstance(msgspec.convert(example, endpoint.request), endpoint.request)
 
 
 @pytest.mark.parametrize("role", ROLES)
