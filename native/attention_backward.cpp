@@ -39,7 +39,7 @@ struct Buffers {
         floats = heads * (keys_t_size + values_t_size + 2 * key_rows + value_rows + 2 * q_size + o_size) + 8 * 16 + 64;
         heads_ = heads;
     }
-    void place(Scratch& s, const AttentionCall& call, const Shape& shape, const Sequence& sequence, int64_t first_head) {
+    void place(Scratch& s, const Attention& call, const Shape& shape, const Sequence& sequence, int64_t first_head) {
         keys_t = s.take(heads_ * keys_t_size), values_t = s.take(heads_ * values_t_size), keys = s.take(heads_ * key_rows);
         queries = s.take(heads_ * q_size), grad_out = s.take(heads_ * o_size);
         float* grad_k = call.grad_k + sequence.k0 * shape.key_stride + first_head * shape.key_width;
@@ -135,7 +135,7 @@ inline void clear_beyond(const PanelRange& range, float* row) {
 }
 
 template <bool BIAS, bool FUXI>
-void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& shape, const RowBlock& block, int64_t tile,
+void run_head(const Attention& call, const BiasTables& tables, const Shape& shape, const RowBlock& block, int64_t tile,
               const Buffers& buf, int64_t i, Tiles& t) {
     const Head head(shape, buf, i, tile);
     for (int64_t r0 = 0, count; r0 < block.rows; r0 += count) {
@@ -177,7 +177,7 @@ void run_head(const AttentionCall& call, const BiasTables& tables, const Shape& 
 }
 
 // Adds a candidate's own key, which no tile holds.
-void add_self(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
+void add_self(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
               const Shape& shape, const Buffers& buf, BiasGradients& bias_grads) {
     for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t p = s.keys - s.queries + block.first + r;
@@ -211,7 +211,7 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
 
 // Packs keys and values from `row` on until at least `end`, a few of every head at a time, in
 // memory order. Returns where it ended.
-SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf,
+SLIPSTREAM_NOINLINE int64_t pack_keys(const Attention& call, const Task& task, const Sequence& s, const Shape& shape, const Buffers& buf,
                                       int64_t row, int64_t end) {
     for (; row < end; row += W2) {
         const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
@@ -230,7 +230,7 @@ SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& tas
 }
 
 // Prefetches what is read next: rows of this sequence, or the first ones of the next task.
-void prefetch_block(const AttentionCall& call, const Sequence& s, const Shape& shape, int64_t query, int64_t key, Ahead& ahead) {
+void prefetch_block(const Attention& call, const Sequence& s, const Shape& shape, int64_t query, int64_t key, Ahead& ahead) {
     const int64_t queries = std::min<int64_t>(ROWS, s.queries - query), keys = std::min<int64_t>(ROWS, s.history - key);
     const int64_t row = s.q0 + query;
     ahead.add(call.k + (s.k0 + key) * shape.key_stride, keys * shape.key_stride);
@@ -240,7 +240,7 @@ void prefetch_block(const AttentionCall& call, const Sequence& s, const Shape& s
 }
 
 // Prefetches what this block writes.
-void prefetch_gradients(const AttentionCall& call, const Sequence& s, const Shape& shape, const RowBlock& block, Ahead& ahead) {
+void prefetch_gradients(const Attention& call, const Sequence& s, const Shape& shape, const RowBlock& block, Ahead& ahead) {
     const int64_t row = s.q0 + block.first, keys = std::min(block.rows, s.keys - block.first);
     ahead.add(call.grad_q + row * shape.key_stride, block.rows * shape.key_stride);
     ahead.add(call.grad_k + (s.k0 + block.first) * shape.key_stride, keys * shape.key_stride);
@@ -248,7 +248,7 @@ void prefetch_gradients(const AttentionCall& call, const Sequence& s, const Shap
 }
 
 // Packs the block's queries and output gradients, a few rows of every head at a time.
-SLIPSTREAM_NOINLINE void pack_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const Shape& shape,
+SLIPSTREAM_NOINLINE void pack_block(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, const Shape& shape,
                                     const Buffers& buf) {
     for (int64_t r = 0; r < block.rows; r += MR) {
         const int64_t rows = std::min<int64_t>(MR, block.rows - r), ahead = std::min<int64_t>(MR, block.rows - r - rows);
@@ -267,7 +267,7 @@ SLIPSTREAM_NOINLINE void pack_block(const AttentionCall& call, const Task& task,
     }
 }
 
-void run_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
+void run_block(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
                const Shape& shape, Buffers& buf, Tiles& tiles, BiasGradients& bias_grads) {
     const int64_t heads = task.head_end - task.head_begin;
     float* grad_q = call.grad_q + (s.q0 + block.first) * shape.key_stride + task.head_begin * shape.key_width;
@@ -292,7 +292,7 @@ void run_block(const AttentionCall& call, const Task& task, const Sequence& s, c
         unpack_heads(buf.grad_queries.first, buf.q_size, shape.key_padded, heads, block.rows, shape.key_width, 1.0f, grad_q, shape.key_stride);
 }
 
-void run_task(const AttentionCall& call, const Task& task, const Task* next, const BiasTables& tables, Tiles& tiles, Scratch& scratch,
+void run_task(const Attention& call, const Task& task, const Task* next, const BiasTables& tables, Tiles& tiles, Scratch& scratch,
               BiasGradients& bias_grads) {
     const Sequence s = sequence_of(call, task.sequence);
     const Shape shape(call);
@@ -331,7 +331,7 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
 // Returns 0, or 1 when memory ran out.
 SLIPSTREAM_API int32_t ss_attention_backward(const slipstream::AttentionCall* call_pointer) {
     using namespace slipstream;
-    const AttentionCall& call = *call_pointer;
+    const Attention call{*call_pointer};
     const auto bins = plan_bins(call);
     const BiasTables tables(call);
     const int64_t floats = Buffers(Shape(call), longest(call), call.heads).floats;

@@ -80,7 +80,7 @@ struct BiasTables {
         if (decay.present()) return decay.one(apart);
         return time ? time[buckets.of(apart)] : 0.0f;
     }
-    explicit BiasTables(const AttentionCall& call)
+    explicit BiasTables(const Attention& call)
         : buckets(call.borders, call.time ? call.time_entries : 0),
           position(call.position, call.position_entries, longest(call)),
           time(call.time),
@@ -106,7 +106,7 @@ struct BiasGradients {
 
 // The bins' partial sums, added in their fixed order, into the gradients of the tables (distances
 // beyond the table share its last entry).
-inline void add_up(const AttentionCall& call, const BiasTables& tables, const std::vector<BiasGradients>& partial) {
+inline void add_up(const Attention& call, const BiasTables& tables, const std::vector<BiasGradients>& partial) {
     std::vector<double> position(call.grad_position ? call.position_entries : 0), time(call.grad_time ? call.time_entries : 0);
     double decay[3] = {};
     const int64_t n = (call.position_entries + 1) / 2;
@@ -136,7 +136,7 @@ class BiasTile {
 
     // Fills `values` over every panel's computed columns. With `note`, records the changes of
     // buckets for `add_time_gradient`.
-    SLIPSTREAM_NOINLINE void fill(const AttentionCall& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
+    SLIPSTREAM_NOINLINE void fill(const Attention& call, const BiasTables& tables, const Sequence& s, const RowBlock& block, int64_t tile,
               bool with_position, bool note) {
         tables_ = &tables, block_ = &block, tile_ = tile;
         if (tables.time) start_columns(call, s);
@@ -237,7 +237,7 @@ class BiasTile {
 
     // Whether no query time falls and none lies before a key it sees: then buckets only grow down a
     // column.
-    bool in_order(const AttentionCall& call, const Sequence& s) const {
+    bool in_order(const Attention& call, const Sequence& s) const {
         const int64_t* queries = call.q_times + s.q0 + block_->first;
         for (int64_t r = 1; r < block_->rows; ++r)
             if (queries[r] < queries[r - 1]) return false;
@@ -245,16 +245,16 @@ class BiasTile {
         const int64_t first = s.keys - s.queries + block_->first;
         for (int64_t j = tile_; j < end; ++j) {
             const int64_t row = std::max<int64_t>(0, j - first);  // the first row that may see key j
-            if (row < block_->rows && call.k_times[s.k0 + j] > queries[row]) return false;
+            if (row < block_->rows && call.k_times[s.first_time + j] > queries[row]) return false;
         }
         return true;
     }
 
-    void start_columns(const AttentionCall& call, const Sequence& s) {
+    void start_columns(const Attention& call, const Sequence& s) {
         const int64_t time = call.q_times[s.q0 + block_->first];
         const int64_t end = std::min<int64_t>(KEYS, s.keys - tile_);
         for (int64_t c = 0; c < end; ++c) {
-            const int64_t key = key_time_[c] = call.k_times[s.k0 + tile_ + c];
+            const int64_t key = key_time_[c] = call.k_times[s.first_time + tile_ + c];
             set(c, key > time ? 0 : tables_->buckets.of(time_apart(time, key)));
         }
         for (int64_t c = end; c < KEYS; ++c) {

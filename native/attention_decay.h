@@ -92,8 +92,8 @@ class TimeDecay {
 // The gaps between the queries of a block and the keys of a tile, row by row.
 class TimeGaps {
   public:
-    void start(const AttentionCall& call, const Sequence& s, const RowBlock& block, int64_t tile) {
-        queries_ = call.q_times + s.q0 + block.first, keys_ = call.k_times + s.k0 + tile;
+    void start(const Attention& call, const Sequence& s, const RowBlock& block, int64_t tile) {
+        queries_ = call.q_times + s.q0 + block.first, keys_ = call.k_times + s.first_time + tile;
         count_ = std::min<int64_t>(KEYS, s.keys - tile);
         const auto queries = std::minmax_element(queries_, queries_ + block.rows), keys = std::minmax_element(keys_, keys_ + count_);
         first_ = std::min(*queries.first, *keys.first);

@@ -9,6 +9,7 @@
 
 #include "attention_ahead.h"
 #include "attention_bias.h"
+#include "attention_pack.h"
 #include "attention_weigh.h"
 #include "kernels.h"
 
@@ -16,15 +17,11 @@ namespace slipstream {
 namespace {
 
 struct Buffers {
-    float *keys_t, *values, *sums;  // per head: transposed keys, padded values, the block's outputs (channel by channel) if not in place
-    int64_t keys_t_step, values_step, sums_step;
-    Rows out[3];                    // the block's outputs by channel
+    PackedKeys packed;
+    float* sums;     // per head: the block's outputs (channel by channel) if not in place
+    int64_t sums_step;
+    Rows out[3];     // the block's outputs by channel
 };
-
-int64_t scratch_floats(const AttentionCall& call, int64_t most, int64_t padded) {
-    const int64_t n = round_up(most, W2);
-    return call.heads * (round_up(n * call.key_width, 16) + round_up(n * padded, 16) + call.channels * ROWS * padded) + 64;
-}
 
 // One panel's product with the values, into the rows of a channel.
 inline void add_values(const RowBlock& block, int64_t tile, int64_t r0, int count, const PanelRange& range, const float* weights,
@@ -34,15 +31,15 @@ inline void add_values(const RowBlock& block, int64_t tile, int64_t r0, int coun
 }
 
 template <bool BIAS, bool FUXI>
-void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, int64_t tile, const Buffers& buf,
+void run_tile(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, int64_t tile, const Buffers& buf,
               const BiasTables& tables, const BiasTile& bias, Ahead& ahead, int64_t padded) {
     alignas(64) float scores[MR * LD];
     const int64_t q_stride = call.heads * call.key_width;
     const ForwardWeights<BIAS> weights{call.scale, FUXI ? call.inverse_divisor : 1.0f};
     for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
         const float* q = call.q + (s.q0 + block.first) * q_stride + (task.head_begin + i) * call.key_width;
-        const float* keys_t = buf.keys_t + i * buf.keys_t_step + tile * call.key_width;
-        const float* values = buf.values + i * buf.values_step + tile * padded;
+        const float* keys_t = buf.packed.keys_t + i * buf.packed.keys_t_step + tile * call.key_width;
+        const float* values = buf.packed.values + i * buf.packed.values_step + tile * padded;
         for (int64_t r0 = 0, count; r0 < block.rows; r0 += count) {
             count = block.panel(r0);
             Panel panel(block, tile, r0, count);
@@ -66,14 +63,14 @@ void run_tile(const AttentionCall& call, const Task& task, const Sequence& s, co
 }
 
 // Adds a candidate's own key, which no tile holds.
-void add_self(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
+void add_self(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
               const Buffers& buf) {
     for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t p = s.keys - s.queries + block.first + r;
         if (p < s.history) continue;
-        const int64_t query = s.q0 + block.first + r, key = s.k0 + p;
+        const int64_t query = s.q0 + block.first + r, key = s.k0 + p - s.past;
         const float position = tables.position.present() ? *tables.position.at(0) : 0.0f;
-        const float time = tables.timed() ? tables.time_bias(time_apart(call.q_times[query], call.k_times[key])) : 0.0f;
+        const float time = tables.timed() ? tables.time_bias(time_apart(call.q_times[query], call.k_times[s.first_time + p])) : 0.0f;
         for (int64_t h = task.head_begin; h < task.head_end; ++h) {
             const float* q = call.q + (query * call.heads + h) * call.key_width;
             const float* k = call.k + (key * call.heads + h) * call.key_width;
@@ -90,36 +87,23 @@ void add_self(const AttentionCall& call, const Task& task, const Sequence& s, co
     }
 }
 
-// Packs keys and values from `row` on until at least `end`, a few of every head at a time, in
-// memory order. Returns where it ended.
-SLIPSTREAM_NOINLINE int64_t pack_keys(const AttentionCall& call, const Task& task, const Sequence& s, const Buffers& buf, int64_t padded,
-                                      int64_t row, int64_t end) {
-    const int64_t k_stride = call.heads * call.key_width, v_stride = call.heads * call.value_width;
-    const float factor = call.channels == 1 ? call.inverse_divisor : 1.0f;
-    for (; row < end; row += W2) {
-        const int64_t rows = std::min<int64_t>(W2, s.history - row), ahead = std::min<int64_t>(W2, s.history - row - rows);
-        for (int64_t i = 0; i < task.head_end - task.head_begin; ++i) {
-            const float* k = call.k + (s.k0 + row) * k_stride + (task.head_begin + i) * call.key_width;
-            const float* v = call.v + (s.k0 + row) * v_stride + (task.head_begin + i) * call.value_width;
-            prefetch_rows(k + rows * k_stride, k_stride, ahead, call.key_width);
-            prefetch_rows(v + rows * v_stride, v_stride, ahead, call.value_width);
-            pack_transposed(k, k_stride, rows, call.key_width, buf.keys_t + i * buf.keys_t_step + row * call.key_width);
-            pack_rows(v, v_stride, rows, call.value_width, factor, buf.values + i * buf.values_step + row * padded, padded);
-        }
-    }
-    return row;
-}
-
 // Prefetches what is read next: rows of this sequence, or the first ones of the next task.
-void prefetch_block(const AttentionCall& call, const Sequence& s, int64_t query, int64_t key, Ahead& ahead) {
+void prefetch_block(const Attention& call, const Sequence& s, int64_t query, int64_t key, Ahead& ahead) {
     const int64_t queries = std::min<int64_t>(ROWS, s.queries - query);
-    const int64_t keys = std::min<int64_t>(ROWS, s.history - key);
+    const int64_t fresh = std::max<int64_t>(0, key - s.past), keys = std::min<int64_t>(ROWS, s.history - s.past - fresh);
     ahead.add(call.q + (s.q0 + query) * call.heads * call.key_width, queries * call.heads * call.key_width);
-    ahead.add(call.k + (s.k0 + key) * call.heads * call.key_width, keys * call.heads * call.key_width);
-    ahead.add(call.v + (s.k0 + key) * call.heads * call.value_width, keys * call.heads * call.value_width);
+    ahead.add(call.k + (s.k0 + fresh) * call.heads * call.key_width, keys * call.heads * call.key_width);
+    ahead.add(call.v + (s.k0 + fresh) * call.heads * call.value_width, keys * call.heads * call.value_width);
 }
 
-void run_block(const AttentionCall& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
+// The bias of one thread, kept between calls: mapping its pages anew takes as long as a short call.
+BiasTile* thread_bias_tile() {
+    static thread_local std::unique_ptr<BiasTile> tile;
+    if (!tile) tile.reset(new (std::nothrow) BiasTile);
+    return tile.get();
+}
+
+void run_block(const Attention& call, const Task& task, const Sequence& s, const RowBlock& block, const BiasTables& tables,
                BiasTile& bias, Ahead& ahead, Buffers& buf, int64_t padded) {
     const int64_t heads = task.head_end - task.head_begin, v_stride = call.heads * call.value_width;
     const bool in_place = padded == call.value_width, fuxi = call.channels == 3;
@@ -145,22 +129,18 @@ void run_block(const AttentionCall& call, const Task& task, const Sequence& s, c
                      call.channels * v_stride);
 }
 
-void run_task(const AttentionCall& call, const Task& task, const Task* next, const BiasTables& tables, BiasTile& bias, Ahead& ahead,
+void run_task(const Attention& call, const Task& task, const Task* next, const BiasTables& tables, BiasTile& bias, Ahead& ahead,
               Scratch& scratch) {
     const Sequence s = sequence_of(call, task.sequence);
-    const int64_t heads = task.head_end - task.head_begin, padded = round_up(call.value_width, W), n = round_up(s.keys, W2);
+    const int64_t heads = task.head_end - task.head_begin, padded = round_up(call.value_width, W);
     const int64_t v_stride = call.heads * call.value_width;
-    Buffers buf;
-    buf.keys_t_step = round_up(n * call.key_width, 16);
-    buf.values_step = round_up(n * padded, 16);
-    buf.sums_step = call.channels * ROWS * padded;
-    buf.keys_t = scratch.take(heads * buf.keys_t_step);
-    buf.values = scratch.take(heads * buf.values_step);
+    const float factor = call.channels == 1 ? call.inverse_divisor : 1.0f;
+    Buffers buf{PackedKeys(call, heads, s.keys, scratch), nullptr, call.channels * ROWS * padded, {}};
     buf.sums = scratch.take(heads * buf.sums_step);
     int64_t packed = 0;
     for (int64_t start = 0; start < s.queries;) {
         const RowBlock block(s, call.window, start);
-        packed = pack_keys(call, task, s, buf, padded, packed, block.tile_end());
+        packed = pack_keys(call, task, s, buf.packed, packed, block.tile_end(), factor);
         ahead.start(3 * heads * block.rows * (block.tile_end() - block.tile_begin()) / (2 * KEYS * MR));
         ahead.add(call.out + (s.q0 + start) * call.channels * v_stride, block.rows * call.channels * v_stride);
         start = block.end();
@@ -173,22 +153,19 @@ void run_task(const AttentionCall& call, const Task& task, const Task* next, con
 }
 
 }  // namespace
-}  // namespace slipstream
 
-// Returns 0, or 1 when memory ran out.
-SLIPSTREAM_API int32_t ss_attention_forward(const slipstream::AttentionCall* call_pointer) {
-    using namespace slipstream;
-    const AttentionCall& call = *call_pointer;
+bool attention_forward(const Attention& call) {
     const auto bins = plan_bins(call);
     const BiasTables tables(call);
-    const int64_t floats = scratch_floats(call, longest(call), round_up(call.value_width, W));
+    const int64_t sums = call.heads * call.channels * ROWS * round_up(call.value_width, W);
+    const int64_t floats = PackedKeys::floats(call, call.heads, longest(call)) + sums;
     std::atomic<int32_t> failed{0};
     std::atomic<size_t> taken{0};
 #pragma omp parallel num_threads(call.threads)
     {
         Scratch& scratch = thread_scratch();
         Ahead ahead;
-        std::unique_ptr<BiasTile> bias(new (std::nothrow) BiasTile);
+        BiasTile* bias = thread_bias_tile();
         if (!bias || !scratch.reserve(floats)) failed = 1;
         run_bins(bins, taken, [&](size_t, const Task& task, const Task* next) {
             if (failed) return;
@@ -197,5 +174,12 @@ SLIPSTREAM_API int32_t ss_attention_forward(const slipstream::AttentionCall* cal
         });
         scratch.trim();
     }
-    return failed;
+    return !failed;
+}
+
+}  // namespace slipstream
+
+// Returns 0, or 1 when memory ran out.
+SLIPSTREAM_API int32_t ss_attention_forward(const slipstream::AttentionCall* call) {
+    return slipstream::attention_forward({*call}) ? 0 : 1;
 }

@@ -8,8 +8,18 @@
 #include <vector>
 
 #include "matrix_tiles.h"
+#include "stored_rows.h"
 
 namespace slipstream {
+
+// One sequence's past in one layer: keys [tokens, H, K] and values [tokens, H, V] as they are
+// stored, each head of a token with its scale where it is stored in bytes.
+struct Past {
+    const void *k, *v;
+    const uint16_t *k_scales, *v_scales;
+    int64_t tokens;
+    int64_t first_time;                 // where the sequence begins in k_times, which holds the past's too
+};
 
 // Mirrored field by field by slipstream/ops/attention_native.py.
 struct AttentionCall {
@@ -31,18 +41,29 @@ struct AttentionCall {
     int32_t channels;                   // 1: HSTU, 3: FuXi
 };
 
+// A call of Python, or one of a pass through the layers, whose sequences may have a past.
+struct Attention : AttentionCall {
+    const Past* pasts = nullptr;        // of every sequence, before its rows of k and v (forward only)
+    Stored stored = Stored::FLOAT;      // how the pasts are stored
+};
+
+// Attention without gradients; false when memory ran out.
+bool attention_forward(const Attention& call);
+
 constexpr int ROWS = 96;       // queries of a block, a multiple of MR
 constexpr int KEYS = 96;       // keys of a tile, a multiple of MR and of W2
 constexpr int LD = KEYS + 16;  // row stride of a tile: an odd number of cache lines, and room for zeros past the end
 
+// `keys` counts those of the past, too; row j of k is key past + j.
 struct Sequence {
-    int64_t q0, k0, queries, keys, history;
+    int64_t q0, k0, queries, keys, history, past, first_time;
 };
 
-inline Sequence sequence_of(const AttentionCall& call, int64_t b) {
+inline Sequence sequence_of(const Attention& call, int64_t b) {
     const int64_t q0 = call.q_offsets[b], k0 = call.k_offsets[b];
-    const int64_t keys = call.k_offsets[b + 1] - k0;
-    return {q0, k0, call.q_offsets[b + 1] - q0, keys, keys - (call.candidates ? call.candidates[b] : 0)};
+    const int64_t past = call.pasts ? call.pasts[b].tokens : 0, keys = past + call.k_offsets[b + 1] - k0;
+    return {q0, k0, call.q_offsets[b + 1] - q0, keys, keys - (call.candidates ? call.candidates[b] : 0), past,
+            call.pasts ? call.pasts[b].first_time : k0};
 }
 
 // Rows of every head, where a product adds to: the caller's tensor itself, or scratch where a
@@ -115,7 +136,7 @@ struct Task {
     double cost;
 };
 
-inline std::vector<std::vector<Task>> plan_bins(const AttentionCall& call) {
+inline std::vector<std::vector<Task>> plan_bins(const Attention& call) {
     std::vector<Task> tasks;
     double total = 0;
     for (int64_t b = 0; b < call.sequences; ++b) {
@@ -163,9 +184,9 @@ inline void run_bins(const std::vector<std::vector<Task>>& bins, std::atomic<siz
         }
 }
 
-inline int64_t longest(const AttentionCall& call) {
+inline int64_t longest(const Attention& call) {
     int64_t most = 0;
-    for (int64_t b = 0; b < call.sequences; ++b) most = std::max(most, call.k_offsets[b + 1] - call.k_offsets[b]);
+    for (int64_t b = 0; b < call.sequences; ++b) most = std::max(most, sequence_of(call, b).keys);
     return most;
 }
 

@@ -10,11 +10,15 @@
 namespace slipstream {
 struct AttentionCall;
 struct HashPair;
+struct LayerPass;
 }  // namespace slipstream
 
 // attention_*.cpp
 SLIPSTREAM_API int32_t ss_attention_forward(const slipstream::AttentionCall* call);
 SLIPSTREAM_API int32_t ss_attention_backward(const slipstream::AttentionCall* call);
+
+// layer_pass.cpp
+SLIPSTREAM_API int32_t ss_layer_pass(const slipstream::LayerPass* pass);
 
 // pointwise.cpp
 SLIPSTREAM_API void ss_bias_silu(
@@ -127,11 +131,13 @@ SLIPSTREAM_API int64_t ss_transfer_records(
 SLIPSTREAM_API void ss_quantize_rows(
     const float* rows, int64_t count, int64_t width, int64_t stride, int8_t* codes, float* scales,
     float* errors, float* norms, int threads);
-SLIPSTREAM_API int64_t ss_top_candidates(
+SLIPSTREAM_API int64_t ss_search_codes(
     const int16_t* query, float query_scale, float query_norm, float query_error,
     const int8_t* codes, const float* scales, const float* errors, const float* norms,
-    const float* block_norms, int64_t count, int64_t stride, int64_t k, const int64_t* excluded,
-    int64_t num_excluded, const uint8_t* allowed, int64_t* out, int64_t room, int threads);
+    const float* block_norms, int64_t begin, int64_t end, int64_t stride, int64_t k,
+    float threshold, const int64_t* excluded, int64_t num_excluded, const uint8_t* allowed,
+    const float* boosts, float most_boost, int64_t* out, float* out_lowest, float* out_highest,
+    int64_t room, int threads);
 
 // allocator.cpp
 SLIPSTREAM_API int32_t ss_keep_freed_memory(int64_t trim_above);

@@ -136,7 +136,7 @@ inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t co
 
 // Every head's rows of scratch, `step` apart from head to head, to where they stand in memory: row
 // by row, so that writes run on.
-SLIPSTREAM_NOINLINE static void unpack_heads(const float* src, int64_t step, int64_t padded, int64_t heads, int64_t rows, int64_t columns,
+__attribute__((unused)) SLIPSTREAM_NOINLINE static void unpack_heads(const float* src, int64_t step, int64_t padded, int64_t heads, int64_t rows, int64_t columns,
                                              float factor, float* dst, int64_t stride) {
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < heads; ++i) scale_row(src + i * step + r * padded, columns, factor, dst + r * stride + i * columns);

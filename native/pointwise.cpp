@@ -4,12 +4,16 @@
 
 #include "counter_random.h"
 #include "kernels.h"
+#include "row_norm.h"
 #include "simd.h"
 #include "threads.h"
 
 namespace {
 
 using namespace slipstream::simd;
+using slipstream::moments_of;
+using slipstream::norm_row;
+using slipstream::sum_of;
 
 inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
@@ -68,20 +72,6 @@ void fill_mask(const Dropout& dropout, int64_t token_id, int64_t width, float* m
         mask[d] = static_cast<int32_t>(slipstream::random_bits(state, static_cast<uint64_t>(d)) >> 40) >= threshold ? dropout.scale : 0.0f;
 }
 
-float sum_of(const float* x, int64_t width) {
-    float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-    for (int64_t d = 0; d < width; ++d) total += x[d];
-    return total;
-}
-
-float squares_of(const float* x, float mean, int64_t width) {
-    float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-    for (int64_t d = 0; d < width; ++d) total += (x[d] - mean) * (x[d] - mean);
-    return total;
-}
-
 }  // namespace
 
 // out = silu(z + bias); z keeps the sum for backward.
@@ -130,15 +120,10 @@ SLIPSTREAM_API void ss_norm_gate_forward(const float* x, const float* gate, cons
     for (int64_t t = 0; t < tokens; ++t) {
         const float* row = x + t * width;
         float* __restrict result = out + t * width;
-        const float mean = centred ? sum_of(row, width) / static_cast<float>(width) : 0.0f;
-        const float inverse = 1.0f / std::sqrt(squares_of(row, mean, width) / static_cast<float>(width) + eps);
-        moments[2 * t] = mean;
-        moments[2 * t + 1] = inverse;
-        for (int64_t d = 0; d < width; ++d) result[d] = (row[d] - mean) * inverse;
-        if (weight != nullptr)
-            for (int64_t d = 0; d < width; ++d) result[d] *= weight[d];
-        if (gate != nullptr)
-            for (int64_t d = 0; d < width; ++d) result[d] *= gate[t * width + d];
+        const slipstream::Moments found = moments_of(row, width, centred, eps);
+        moments[2 * t] = found.mean;
+        moments[2 * t + 1] = found.inverse;
+        norm_row(row, found, weight, gate == nullptr ? nullptr : gate + t * width, nullptr, width, result);
         if (dropout.active) {
             float* mask = masks + omp_get_thread_num() * width;
             fill_mask(dropout, token_ids[t], width, mask);

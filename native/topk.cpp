@@ -46,28 +46,28 @@ inline int32_t code_dot(const int16_t* query, const int8_t* codes, int64_t strid
 }
 
 struct Candidate {
-    float highest;  // the exact score is at most this
+    float lowest, highest;  // the exact score lies between
     int64_t row;
 };
 
 // The candidates of one thread's rows: those that may beat the k-th best score known so far.
 class Search {
    public:
-    Search(int64_t k, const int64_t* excluded, int64_t num_excluded, const uint8_t* allowed)
-        : k_(k), excluded_(excluded), num_excluded_(num_excluded), allowed_(allowed) {}
+    Search(int64_t k, float threshold, const int64_t* excluded, int64_t num_excluded, const uint8_t* allowed)
+        : k_(k), excluded_(excluded), num_excluded_(num_excluded), allowed_(allowed), threshold_(threshold) {}
 
     float threshold() const { return threshold_; }
 
     void offer(float lowest, float highest, int64_t row) {
         if (!(highest >= threshold_) || !may_answer(row)) return;
-        found_.push_back({highest, row});
+        found_.push_back({lowest, highest, row});
         if (static_cast<int64_t>(lowest_.size()) < k_) {
             lowest_.push(lowest);
         } else if (lowest > lowest_.top()) {
             lowest_.pop();
             lowest_.push(lowest);
         }
-        if (static_cast<int64_t>(lowest_.size()) == k_) threshold_ = lowest_.top();
+        if (static_cast<int64_t>(lowest_.size()) == k_) threshold_ = std::max(threshold_, lowest_.top());
         if (found_.size() > full_) {
             keep(threshold_);
             full_ = std::max<size_t>(kBlock, 2 * found_.size());
@@ -92,7 +92,7 @@ class Search {
     const int64_t* excluded_;
     int64_t num_excluded_;
     const uint8_t* allowed_;
-    float threshold_ = -INFINITY;
+    float threshold_;
     size_t full_ = 16 * kBlock;
 };
 
@@ -124,42 +124,52 @@ SLIPSTREAM_API void ss_quantize_rows(const float* rows, int64_t count, int64_t w
     }
 }
 
-// Writes the rows that may be among the k best, ascending, and returns how many there are; where
-// more than `room`, only the number is right. A row's score lies within scale * query_scale *
-// product, plus or minus query_norm * errors[row] + query_error * norms[row].
-SLIPSTREAM_API int64_t ss_top_candidates(const int16_t* query, float query_scale, float query_norm, float query_error, const int8_t* codes,
-                                         const float* scales, const float* errors, const float* norms, const float* block_norms,
-                                         int64_t count, int64_t stride, int64_t k, const int64_t* excluded, int64_t num_excluded,
-                                         const uint8_t* allowed, int64_t* out, int64_t room, int threads) {
-    const int team = count > kWorthSharing ? std::max(1, threads) : 1;
-    std::vector<Search> searches(team, Search(k, excluded, num_excluded, allowed));
-    const int64_t blocks = (count + kBlock - 1) / kBlock;
+// Searches the rows begin … end - 1 (`begin` is the first of a block) and writes those that may be
+// among the k best of all rows, with the bounds of their scores; returns how many there are; where
+// more than `room`, only the number is right. A row's score lies within scale * query_scale * product,
+// plus or minus query_norm * errors[row] + query_error * norms[row], plus its boost where there are
+// some (at most `most_boost`). Rows that cannot reach `threshold` are left out.
+SLIPSTREAM_API int64_t ss_search_codes(const int16_t* query, float query_scale, float query_norm, float query_error, const int8_t* codes,
+                                       const float* scales, const float* errors, const float* norms, const float* block_norms,
+                                       int64_t begin, int64_t end, int64_t stride, int64_t k, float threshold, const int64_t* excluded,
+                                       int64_t num_excluded, const uint8_t* allowed, const float* boosts, float most_boost, int64_t* out,
+                                       float* out_lowest, float* out_highest, int64_t room, int threads) {
+    const int team = end - begin > kWorthSharing ? std::max(1, threads) : 1;
+    std::vector<Search> searches(team, Search(k, threshold, excluded, num_excluded, allowed));
+    const int64_t first = begin / kBlock, blocks = (end - begin + kBlock - 1) / kBlock;
+    const float reach = query_norm * 1.0001f;
 #pragma omp parallel for num_threads(team) schedule(static)
     for (int part = 0; part < team; ++part) {
         Search& search = searches[part];
-        for (int64_t block = part * blocks / team; block < (part + 1) * blocks / team; ++block) {
-            if (query_norm * block_norms[block] * 1.0001f < search.threshold()) continue;
-            const int64_t end = std::min(count, (block + 1) * kBlock);
-            for (int64_t row = block * kBlock; row < end; ++row) {
+        for (int64_t block = first + part * blocks / team; block < first + (part + 1) * blocks / team; ++block) {
+            if (reach * block_norms[block] + most_boost < search.threshold()) continue;
+            const int64_t last = std::min(end, (block + 1) * kBlock);
+            for (int64_t row = block * kBlock; row < last; ++row) {
+                const float boost = boosts == nullptr ? 0.0f : boosts[row];
+                if (reach * norms[row] + boost < search.threshold()) continue;  // without a look at its codes
                 const float about = scales[row] * query_scale * static_cast<float>(code_dot(query, codes + row * stride, stride));
                 const float unsure = query_norm * errors[row] + query_error * norms[row];
-                if (about + unsure >= search.threshold()) search.offer(about - unsure, about + unsure, row);
+                const float highest = about + unsure + boost;
+                if (highest >= search.threshold()) search.offer(about - unsure + boost, highest, row);
             }
         }
     }
     std::vector<float> lowest;
     for (Search& search : searches)
         for (; !search.lowest_.empty(); search.lowest_.pop()) lowest.push_back(search.lowest_.top());
-    float threshold = -INFINITY;
     if (static_cast<int64_t>(lowest.size()) >= k) {
         std::nth_element(lowest.begin(), lowest.begin() + (k - 1), lowest.end(), std::greater<float>());
-        threshold = lowest[k - 1];
+        threshold = std::max(threshold, lowest[k - 1]);
     }
     int64_t total = 0;
     for (Search& search : searches) {
         search.keep(threshold);
         for (const Candidate& candidate : search.found_) {
-            if (total < room) out[total] = candidate.row;
+            if (total < room) {
+                out[total] = candidate.row;
+                out_lowest[total] = candidate.lowest;
+                out_highest[total] = candidate.highest;
+            }
             ++total;
         }
     }

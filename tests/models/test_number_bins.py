@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.number_bins import bin_count, bin_numbers, quantile_edges
+from slipstream.models.number_bins import bin_count, bin_numbers, log_edges, quantile_edges
 
 
 def test_bins_hold_about_as_many_values_each():
@@ -50,3 +50,21 @@ def test_codes_are_in_range_ordered_and_the_same_after_a_file(numbers, bins):
     assert [
         int(bin_numbers(np.array([float(each)]), again)[0]) for each in values
     ] == codes.tolist()
+
+
+def test_log_bins_are_equally_wide_on_the_log_scale():
+    values = np.random.default_rng(0).lognormal(4, 2, 2000).astype(np.float32)
+    edges = log_edges(values, 9)
+    scaled = np.log1p(values.astype(np.float64))
+    widths = np.diff(np.log1p(np.array(edges)))
+    assert len(edges) == 8 and widths == pytest.approx([4 * scaled.std() / 7] * 7, rel=1e-4)
+    assert np.log1p(edges).mean() == pytest.approx(scaled.mean(), rel=1e-5)
+    assert bin_numbers(np.array([-5.0, 1e30, np.nan]), edges).tolist() == [1, 9, 0]
+    below_zero = log_edges(-values, 9)
+    assert below_zero == [-edge for edge in reversed(edges)]
+
+
+@pytest.mark.parametrize("values", [[], [np.nan, np.inf], [3.0, 3.0]])
+def test_values_without_a_spread_have_one_log_bin(values):
+    assert log_edges(np.array(values, dtype=np.float32), 8) == []
+    assert len(log_edges(np.array([1.0, 2.0]), 2)) == 1

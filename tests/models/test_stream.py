@@ -68,3 +68,19 @@ def test_user_tokens_of_one_sequence_have_ids_of_their_own():
     users = [torch.zeros(2, 8, dtype=torch.float64)] * 2
     names = lay_out(batch, batch.rows["item"], "own", users).layout.token_ids_T
     assert len(set(names.tolist())) == 9
+
+
+@drawn(st.integers(0, 5), st.integers(0, 3), st.booleans(), st.sampled_from(["own", "next"]))
+@settings(deadline=None, max_examples=50)
+def test_one_sequence_without_gradients_is_laid_out_alike(history, candidates, actions, time_bias):
+    batch = given([history + candidates], [candidates] if candidates else None)
+    rows_TD = batch.rows["item"]
+    actions_TD = -rows_TD if actions else None
+    slow = lay_out(batch, rows_TD, time_bias, (), actions_TD)
+    with torch.no_grad():
+        fast = lay_out(batch, rows_TD, time_bias, (), actions_TD)
+    assert torch.equal(fast.x_SD, slow.x_SD)
+    for name in ("offsets_B1", "timestamps_T", "query_timestamps_T", "token_ids_T"):
+        assert torch.equal(getattr(fast.layout, name), getattr(slow.layout, name)), name
+    hidden_SD = torch.arange(slow.x_SD.shape[0]).unsqueeze(1)
+    assert torch.equal(fast.behaviours(hidden_SD), slow.behaviours(hidden_SD))

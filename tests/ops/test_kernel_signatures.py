@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.ops import attention_native
+from slipstream.ops import attention_native, layer_pass
 from slipstream.ops.kernel_signatures import SIGNATURES, Signature, parse_declarations
 
 ROOT = Path(__file__).parents[2]
@@ -70,14 +70,24 @@ def test_every_function_defined_is_declared_in_the_header_and_called_from_python
     assert defined == called == set(SIGNATURES)
 
 
-def test_the_attention_struct_is_the_one_of_the_kernels():
-    text = (ROOT / "native" / "attention_plan.h").read_text()
-    body = re.search(r"struct AttentionCall \{(.*?)\};", text, re.DOTALL)[1]
+# The structures that kernels and Python share: header, C name, ctypes class.
+STRUCTURES = [
+    ("attention_plan.h", "AttentionCall", attention_native._Call),
+    ("layer_pass.h", "LayerWeights", layer_pass._Layer),
+    ("layer_pass.h", "LayerPass", layer_pass._Pass),
+]
+ENUMS = {"Stored", "LayerKind", "Activation"}  # of int32_t
+
+
+@pytest.mark.parametrize(("header_name", "name", "ours"), STRUCTURES)
+def test_a_structure_is_the_one_of_the_kernels(header_name, name, ours):
+    text = (ROOT / "native" / header_name).read_text()
+    body = re.search(rf"struct {name} \{{(.*?)\}};", text, re.DOTALL)[1]
     fields = []
     for line in re.sub(r"//.*", "", body).replace("const ", "").split(";"):
         if words := re.findall(r"\w+|\*", line):
+            kind = "int32_t" if words[0] in ENUMS else words[0]
             names = [word for word in words[1:] if word != "*"]
-            fields += [(name, "pointer" if "*" in words else words[0]) for name in names]
+            fields += [(field, "pointer" if "*" in words else kind) for field in names]
     kinds = {"c_void_p": "pointer", "c_long": "int64_t", "c_float": "float", "c_int": "int32_t"}
-    ours = [(name, kinds[kind.__name__]) for name, kind in attention_native._Call._fields_]
-    assert ours == fields
+    assert [(field, kinds[kind.__name__]) for field, kind in ours._fields_] == fields

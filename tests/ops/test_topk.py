@@ -6,12 +6,21 @@ import torch
 from hypothesis import given, settings
 
 from slipstream.ops import native, topk
-from slipstream.ops.topk import QuantizedRows, quantize_rows, score_rows, top_k
+from slipstream.ops.topk import (
+    BLOCK,
+    QuantizedRows,
+    SearchLimits,
+    quantize_rows,
+    score_rows,
+    search_steps,
+    top_k,
+)
 
 
-def brute_force(query_D, rows_ND, k, excluded=(), allowed_N=None):
+def brute_force(query_D, rows_ND, k, excluded=(), allowed_N=None, boosts_N=None):
     """Every row scored exactly, then sorted."""
     scores_N = score_rows(query_D, rows_ND)
+    scores_N = scores_N if boosts_N is None else scores_N + boosts_N
     kept = torch.ones(len(rows_ND), dtype=torch.bool) if allowed_N is None else allowed_N.clone()
     kept[list(excluded)] = False
     rows = kept.nonzero().squeeze(1)
@@ -49,14 +58,16 @@ def test_the_best_rows_are_those_of_brute_force(coded, k, count, width):
     k=st.integers(1, 60),
     coded=st.booleans(),
     filtered=st.booleans(),
+    boosted=st.booleans(),
     spread=st.sampled_from([0.0, 0.5, 3.0]),
 )
 @settings(max_examples=60, deadline=None)
-def test_excluded_and_forbidden_rows_never_come_back(seed, k, coded, filtered, spread):
+def test_excluded_forbidden_and_boosted_rows(seed, k, coded, filtered, boosted, spread):
     rows_ND, query_D = catalogue(700, 20, seed, spread)
     generator = torch.Generator().manual_seed(seed)
     excluded = torch.randint(0, 700, (90,), generator=generator)
     allowed_N = torch.rand(700, generator=generator) < 0.3 if filtered else None
+    boosts_N = torch.randint(-2, 3, (700,), generator=generator).float() if boosted else None
     found = top_k(
         query_D,
         rows_ND,
@@ -64,8 +75,9 @@ def test_excluded_and_forbidden_rows_never_come_back(seed, k, coded, filtered, s
         quantized=quantize_rows(rows_ND) if coded else None,
         excluded=excluded,
         allowed_N=allowed_N,
+        boosts_N=boosts_N,
     )
-    expected = brute_force(query_D, rows_ND, k, excluded.tolist(), allowed_N)
+    expected = brute_force(query_D, rows_ND, k, excluded.tolist(), allowed_N, boosts_N)
     assert same(found, expected)
 
 
@@ -107,6 +119,39 @@ def test_a_mapped_file_is_searched_without_being_read_whole(tmp_path):
     mapped_ND = torch.from_file(str(tmp_path / "rows"), size=rows_ND.numel()).view(2_000, 16)
     found = top_k(query_D, mapped_ND, 5, quantized=quantize_rows(mapped_ND))
     assert same(found, brute_force(query_D, rows_ND, 5))
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_search_pauses_between_tiles_and_finds_the_same(coded, monkeypatch):
+    monkeypatch.setattr("slipstream.ops.row_readers.TILE", 2 * BLOCK)
+    rows_ND, query_D = catalogue(5 * BLOCK + 7, 16)
+    steps = search_steps(
+        query_D,
+        rows_ND,
+        30,
+        quantized=quantize_rows(rows_ND) if coded else None,
+        limits=SearchLimits(torch.tensor([3, 3, 9])),
+        tile=2 * BLOCK,
+    )
+    pauses = 0
+    try:
+        while True:
+            next(steps)
+            pauses += 1
+    except StopIteration as end:
+        assert same(end.value, brute_force(query_D, rows_ND, 30, [3, 9]))
+    assert pauses == 3
+
+
+def test_rows_too_short_to_win_are_left_out_without_their_codes():
+    rows_ND, query_D = catalogue(8 * BLOCK, 32, spread=0.0)
+    rows_ND[BLOCK:] *= 1e-3  # only the first block can hold the best
+    quantized = quantize_rows(rows_ND)
+    quantized.codes_NS[BLOCK:] = 127  # wrong: whoever reads them finds other rows
+    found = top_k(query_D, rows_ND, 20, quantized=quantized)
+    assert same(found, brute_force(query_D, rows_ND, 20))
+    quantized.codes_NS[:BLOCK] = 127
+    assert not same(top_k(query_D, rows_ND, 20, quantized=quantized), found)
 
 
 def test_what_cannot_be_searched_is_refused():

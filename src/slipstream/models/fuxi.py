@@ -15,8 +15,10 @@ from torch import nn
 from slipstream.models.backbone import KV, View
 from slipstream.models.gated_attention import EPS, GatedAttention
 from slipstream.models.model_config import ModelConfig
+from slipstream.models.precision import linear, linear_silu
 from slipstream.ops.attention import fuxi_attention
-from slipstream.ops.pointwise import dropout, linear_silu, norm_gate_dropout, rms_norm
+from slipstream.ops.layer_pass import LayerTensors
+from slipstream.ops.pointwise import dropout, norm_gate_dropout, rms_norm
 
 
 class SwiGLU(nn.Module):
@@ -35,13 +37,14 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, view: View, index: int) -> torch.Tensor:
         normed_TD = rms_norm(x_TD, self.norm_D, eps=EPS)
-        inner_TF = linear_silu(normed_TD, self.gate_FD) * nn.functional.linear(
-            normed_TD, self.up_FD
+        dtype = view.product_dtype
+        inner_TF = linear_silu(normed_TD, self.gate_FD, dtype=dtype) * linear(
+            normed_TD, self.up_FD, dtype=dtype
         )
         inner_TF = dropout(
             inner_TF, p=self.p, seed=view.seed(index, 1), token_ids_T=view.token_ids_T
         )
-        return nn.functional.linear(inner_TF, self.down_DF)
+        return linear(inner_TF, self.down_DF, dtype=dtype)
 
 
 class FuXiLayer(GatedAttention):
@@ -73,5 +76,21 @@ class FuXiLayer(GatedAttention):
             token_ids_T=view.token_ids_T,
             weight_F=self.channels_norm_F,
         )
-        x_TD = self.output(gated_TF) + x_TD
+        x_TD = self.project_out(gated_TF, view) + x_TD
         return x_TD + self.feed_forward(x_TD, view, self.index), (k_SHK, v_SHV)
+
+    def tensors(self) -> LayerTensors:
+        """The weights, as the compiled pass takes them."""
+        inner = self.feed_forward
+        return LayerTensors(
+            self.uvqk_FD,
+            self.output.weight,
+            self.output.bias,
+            norm=self.norm_D,
+            channels_norm=self.channels_norm_F,
+            inner_norm=inner.norm_D,
+            gate=inner.gate_FD,
+            up=inner.up_FD,
+            down=inner.down_DF,
+            bias=self.relative.bias(),
+        )

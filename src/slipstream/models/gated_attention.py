@@ -15,8 +15,9 @@ from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.model_config import ModelConfig
+from slipstream.models.precision import linear, linear_silu
 from slipstream.models.relative import RelativeTables
-from slipstream.ops.pointwise import linear_silu
+from slipstream.ops.layer_pass import LayerSizes
 
 EPS = 1e-6
 WEIGHT_STD = 0.02
@@ -52,7 +53,8 @@ class GatedAttention(Layer):
         normed_TD = self.norm(x_TD)
         # The weight is split, not the product: so every part is contiguous for attention.
         u_TF, v_TF, q_TF, k_TF = (
-            linear_silu(normed_TD, part_FD) for part_FD in self.uvqk_FD.split(self.widths)
+            linear_silu(normed_TD, part_FD, dtype=view.product_dtype)
+            for part_FD in self.uvqk_FD.split(self.widths)
         )
         k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         timestamps_T, k_timestamps_S = self.relative.times(view)
@@ -71,6 +73,10 @@ class GatedAttention(Layer):
         )
         return u_TF, attended.flatten(1), k_SHK, v_SHV
 
+    def project_out(self, x_TF: torch.Tensor, view: View) -> torch.Tensor:
+        """The output projection."""
+        return linear(x_TF, self.output.weight, self.output.bias, dtype=view.product_dtype)
+
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,9 +84,23 @@ class GatedAttention(Layer):
         _, v_FD, _, k_FD = self.uvqk_FD.split(self.widths)
         normed_TD = self.norm(x_TD)
         return joined_heads(
-            linear_silu(normed_TD, k_FD),
-            linear_silu(normed_TD, v_FD),
+            linear_silu(normed_TD, k_FD, dtype=view.product_dtype),
+            linear_silu(normed_TD, v_FD, dtype=view.product_dtype),
             self.config.heads,
             view,
             past,
+        )
+
+    def sizes(self) -> LayerSizes:
+        """The sizes and constants of the layer."""
+        config = self.config
+        return LayerSizes(
+            "fuxi" if self.gates == 3 else "hstu",
+            config.dim,
+            config.heads,
+            config.dqk,
+            config.dv,
+            divisor=self.divisor,
+            scale=config.scale or 1.0,
+            eps=EPS,
         )

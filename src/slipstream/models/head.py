@@ -3,7 +3,7 @@
 Touch this when both kinds of model read something new from a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from slipstream.models.gated_attention import EPS
 from slipstream.models.hstu import HSTULayer
 from slipstream.models.inputs import ModelInput
 from slipstream.models.model_config import ModelConfig
+from slipstream.models.projection import InputProjections
 from slipstream.models.sasrec import SASRecLayer
 from slipstream.models.stream import Stream, lay_out, token_rows
 
@@ -44,17 +45,21 @@ class SequenceModel(nn.Module):
         user_features: Sequence[str],
         item_features: Sequence[str],
         spare: int,
+        joined: Sequence[str] = (),
+        widths: Mapping[str, int] | None = None,
     ) -> None:
+        """`joined` are further inputs of a behaviour's token; `widths` those of another width."""
         super().__init__()
         self.config = config
         self.tokens_per_behaviour = tokens_per_behaviour
         self.user_names = [f"user.{name}" for name in user_features]
-        self.item_names = ["item", *(f"item.{name}" for name in item_features)]
+        self.item_names = ["item", *(f"item.{name}" for name in item_features), *joined]
         self.factor = config.dim**0.5 if config.scale_embeddings else 1.0
         tokens = tokens_per_behaviour * config.max_len
         self.backbone = build_backbone(
             config, tokens=tokens, capacity=tokens + len(self.user_names) + spare
         )
+        self.projections = InputProjections(widths or {}, config.dim)
 
     @property
     def held_back_behaviours(self) -> int:
@@ -63,11 +68,12 @@ class SequenceModel(nn.Module):
 
     def stream(self, given: ModelInput, past: list[KV] | None) -> Stream:
         """The token stream of a batch; with a past, the user tokens are already part of it."""
-        behaviours_TD = token_rows(given.rows, self.item_names, self.factor)
+        rows = self.projections(given.rows)
+        behaviours_TD = token_rows(rows, self.item_names, self.factor)
         users = (
             []
             if past is not None
-            else [token_rows(given.rows, [name], self.factor) for name in self.user_names]
+            else [token_rows(rows, [name], self.factor) for name in self.user_names]
         )
         return lay_out(given, behaviours_TD, self.config.time_bias, users, self.actions_TD(given))
 

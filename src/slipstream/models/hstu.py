@@ -14,6 +14,7 @@ import torch
 from slipstream.models.backbone import KV, View
 from slipstream.models.gated_attention import EPS, GatedAttention
 from slipstream.ops.attention import hstu_attention
+from slipstream.ops.layer_pass import LayerTensors
 from slipstream.ops.pointwise import layer_norm, norm_gate_dropout
 
 
@@ -39,4 +40,10 @@ class HSTULayer(GatedAttention):
             seed=view.seed(self.index),
             token_ids_T=view.token_ids_T,
         )
-        return self.output(gated_TF) + x_TD, (k_SHK, v_SHV)
+        return self.project_out(gated_TF, view) + x_TD, (k_SHK, v_SHV)
+
+    def tensors(self) -> LayerTensors:
+        """The weights, as the compiled pass takes them."""
+        return LayerTensors(
+            self.uvqk_FD, self.output.weight, self.output.bias, bias=self.relative.bias()
+        )

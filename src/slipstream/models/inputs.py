@@ -31,7 +31,8 @@ class ModelInput:
     """One batch of behaviours, before a model lays out its token stream.
 
     `rows` holds looked-up embeddings by feature name: "item" and "item.<feature>" are [T, D], one
-    row per behaviour; "user.<feature>" are [B, D], one row per user.
+    row per behaviour; "user.<feature>" are [B, D], one row per user. A model may be built for rows
+    of another width than D under some of the names.
     """
 
     rows: dict[str, torch.Tensor]

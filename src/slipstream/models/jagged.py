@@ -42,6 +42,13 @@ def leading_tokens(offsets_B1: torch.Tensor, keep_B: torch.Tensor) -> torch.Tens
     return torch.nonzero(place_T < keep_B[sequence_T]).squeeze(1)
 
 
+def trailing_tokens(offsets_B1: torch.Tensor, keep_B: torch.Tensor) -> torch.Tensor:
+    """Rows of the last `keep_B[b]` tokens of every sequence, in order."""
+    sequence_T, place_T = sequence_and_place(offsets_B1)
+    first_B = offsets_B1.diff() - keep_B
+    return torch.nonzero(place_T >= first_B[sequence_T]).squeeze(1)
+
+
 def take_segments(
     values_V: torch.Tensor, offsets_N1: torch.Tensor, rows_T: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

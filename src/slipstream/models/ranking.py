@@ -7,7 +7,7 @@ items without an action; each sees the history and itself, so a candidate's scor
 the other candidates. Touch this when the task networks or the action tokens change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -49,10 +49,12 @@ class RankingModel(SequenceModel):
         tasks: Sequence[str],
         user_features: Sequence[str] = (),
         item_features: Sequence[str] = (),
+        joined: Sequence[str] = (),
+        widths: Mapping[str, int] | None = None,
     ) -> None:
         if not tasks:
             raise ValueError("a ranking model needs at least one task to predict")
-        super().__init__(config, 2, user_features, item_features, spare=1)
+        super().__init__(config, 2, user_features, item_features, 1, joined, widths)
         self.tasks = list(tasks)
         self.actions = nn.Linear(len(self.tasks), config.dim)
         nn.init.normal_(self.actions.weight, std=WEIGHT_STD)

@@ -3,7 +3,7 @@
 Touch this when the retrieval model reads other tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,8 +21,10 @@ class RetrievalModel(SequenceModel):
         config: ModelConfig,
         user_features: Sequence[str] = (),
         item_features: Sequence[str] = (),
+        joined: Sequence[str] = (),
+        widths: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(config, 1, user_features, item_features, spare=0)
+        super().__init__(config, 1, user_features, item_features, 0, joined, widths)
 
     def forward(self, given: ModelInput, past: list[KV] | None = None) -> torch.Tensor:
         """hidden_TD, one row per behaviour; the loss and serving normalise it where asked to."""

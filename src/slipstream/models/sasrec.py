@@ -14,7 +14,9 @@ from torch import nn
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.gated_attention import EPS
 from slipstream.models.model_config import ModelConfig
+from slipstream.models.precision import linear
 from slipstream.ops.causal_attention import softmax_attention
+from slipstream.ops.layer_pass import LayerSizes, LayerTensors
 from slipstream.ops.pointwise import dropout
 
 
@@ -33,14 +35,16 @@ class SASRecLayer(Layer):
         self.up = nn.Linear(config.dim, inner)
         self.down = nn.Linear(inner, config.dim)
         self.activation = nn.functional.relu if config.activation == "relu" else nn.functional.gelu
-        for linear in (self.vqk, self.output, self.up, self.down):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        for layer in (self.vqk, self.output, self.up, self.down):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        v_TF, q_TF, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
+        v_TF, q_TF, k_TF = _linear(self.vqk, self.attention_norm(x_TD), view).split(
+            self.widths, dim=1
+        )
         k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         attended_THV = softmax_attention(
             q_TF.unflatten(1, (self.config.heads, -1)),
@@ -51,17 +55,50 @@ class SASRecLayer(Layer):
             num_candidates_B=view.num_candidates_B,
             scale=self.config.scale or self.config.dqk**-0.5,
         )
-        x_TD = x_TD + self._dropout(self.output(attended_THV.flatten(1)), view, 0)
-        inner_TF = self._dropout(self.activation(self.up(self.inner_norm(x_TD))), view, 1)
-        return x_TD + self._dropout(self.down(inner_TF), view, 2), (k_SHK, v_SHV)
+        x_TD = x_TD + self._dropout(_linear(self.output, attended_THV.flatten(1), view), view, 0)
+        inner_TF = self._dropout(
+            self.activation(_linear(self.up, self.inner_norm(x_TD), view)), view, 1
+        )
+        return x_TD + self._dropout(_linear(self.down, inner_TF, view), view, 2), (k_SHK, v_SHV)
 
     def keys_values(
         self, x_TD: torch.Tensor, view: View, past: KV | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Only the keys and values of `forward`."""
         # In one product as in `forward`, so that both round alike.
-        v_TF, _, k_TF = self.vqk(self.attention_norm(x_TD)).split(self.widths, dim=1)
+        v_TF, _, k_TF = _linear(self.vqk, self.attention_norm(x_TD), view).split(self.widths, dim=1)
         return joined_heads(k_TF, v_TF, self.config.heads, view, past)
+
+    def sizes(self) -> LayerSizes:
+        """The sizes and constants of the layer."""
+        config = self.config
+        return LayerSizes(
+            "sasrec",
+            config.dim,
+            config.heads,
+            config.dqk,
+            config.dv,
+            scale=config.scale or config.dqk**-0.5,
+            eps=EPS,
+            activation=config.activation,
+        )
+
+    def tensors(self) -> LayerTensors:
+        """The weights, as the compiled pass takes them."""
+        return LayerTensors(
+            self.vqk.weight,
+            self.output.weight,
+            self.output.bias,
+            norm=self.attention_norm.weight,
+            norm_bias=self.attention_norm.bias,
+            project_bias=self.vqk.bias,
+            inner_norm=self.inner_norm.weight,
+            inner_norm_bias=self.inner_norm.bias,
+            up=self.up.weight,
+            up_bias=self.up.bias,
+            down=self.down.weight,
+            down_bias=self.down.bias,
+        )
 
     def _dropout(self, x_TF: torch.Tensor, view: View, purpose: int) -> torch.Tensor:
         return dropout(
@@ -70,3 +107,7 @@ class SASRecLayer(Layer):
             seed=view.seed(self.index, purpose),
             token_ids_T=view.token_ids_T,
         )
+
+
+def _linear(layer: nn.Linear, x_TF: torch.Tensor, view: View) -> torch.Tensor:
+    return linear(x_TF, layer.weight, layer.bias, dtype=view.product_dtype)

@@ -55,6 +55,8 @@ def lay_out(
     actions_TD: torch.Tensor | None = None,
 ) -> Stream:
     """The stream of one batch; `users` are [B, D] each, `actions_TD` has a row per behaviour."""
+    if given.offsets_B1.numel() == 2 and not users and not torch.is_grad_enabled():
+        return _lay_out_one(given, behaviours_TD, time_bias, actions_TD)
     sequence_T, place_T = sequence_and_place(given.offsets_B1)
     lengths_B = given.offsets_B1.diff()
     history_B = lengths_B if given.num_candidates_B is None else lengths_B - given.num_candidates_B
@@ -95,6 +97,44 @@ def lay_out(
         )
     _write_users(stream, users, given)
     return Stream(stream.x_SD, stream.layout(layout), behaviour_T)
+
+
+def _lay_out_one(
+    given: ModelInput,
+    behaviours_TD: torch.Tensor,
+    time_bias: TimeBias,
+    actions_TD: torch.Tensor | None,
+) -> Stream:
+    """`lay_out` of one sequence without user tokens, by slices: a served request is one."""
+    times_T, stride = given.timestamps_T, 1 if actions_TD is None else 2
+    total = times_T.numel()
+    last = 0 if given.num_candidates_B is None else int(given.num_candidates_B[0])
+    past, ids_T = total - last, given.token_ids_T * stride
+    looks_T = times_T
+    if time_bias == "next":
+        looks_T = torch.cat([given.next_timestamps_T[:past], times_T[past:]])
+    layout = Layout(
+        given.offsets_B1, times_T, looks_T, ids_T, given.dropout_seed, given.num_candidates_B
+    )
+    if actions_TD is None:
+        return Stream(behaviours_TD, layout, None)
+    # A behaviour's next token is its own action, at the same time.
+    place_T = torch.arange(total)
+    layout = replace(
+        layout,
+        offsets_B1=given.offsets_B1 + torch.tensor([0, past]),
+        timestamps_T=_interleaved(times_T, times_T, past),
+        query_timestamps_T=_interleaved(times_T, looks_T, past),
+        token_ids_T=_interleaved(ids_T, ids_T + 1, past),
+    )
+    x_SD = _interleaved(behaviours_TD, actions_TD, past)
+    return Stream(x_SD, layout, place_T + place_T.clamp(max=past))
+
+
+def _interleaved(first_T: torch.Tensor, second_T: torch.Tensor, pairs: int) -> torch.Tensor:
+    """The first `pairs` rows of both in turns, then the other rows of the first."""
+    both = torch.stack([first_T[:pairs], second_T[:pairs]], dim=1).flatten(0, 1)
+    return torch.cat([both, first_T[pairs:]])
 
 
 class _Writer:

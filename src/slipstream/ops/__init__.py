@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from slipstream.ops.rows import take_rows as take_rows
     from slipstream.ops.rows import unique_keys as unique_keys
     from slipstream.ops.sample_clustering import assign_samples as assign_samples
+    from slipstream.ops.tiled_search import count_rivals as count_rivals
+    from slipstream.ops.tiled_search import top_k_of_tiles as top_k_of_tiles
     from slipstream.ops.topk import QuantizedRows as QuantizedRows
     from slipstream.ops.topk import quantize_rows as quantize_rows
     from slipstream.ops.topk import top_k as top_k
@@ -56,6 +58,7 @@ __all__ = [
     "TokenGroups",
     "assign_samples",
     "coalesce",
+    "count_rivals",
     "derive_seed",
     "draw_items",
     "dropout",
@@ -83,6 +86,7 @@ __all__ = [
     "take_rows",
     "time_bucket_borders",
     "top_k",
+    "top_k_of_tiles",
     "unique_keys",
 ]
 __getattr__, __dir__ = exporter(
@@ -94,6 +98,7 @@ __getattr__, __dir__ = exporter(
         "TokenGroups": "grouped_losses",
         "assign_samples": "sample_clustering",
         "coalesce": "rows",
+        "count_rivals": "tiled_search",
         "derive_seed": "counter_random",
         "draw_items": "item_draws",
         "dropout": "pointwise",
@@ -121,6 +126,7 @@ __getattr__, __dir__ = exporter(
         "take_rows": "rows",
         "time_bucket_borders": "attention",
         "top_k": "topk",
+        "top_k_of_tiles": "tiled_search",
         "unique_keys": "rows",
     },
 )

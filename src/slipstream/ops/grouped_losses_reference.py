@@ -32,11 +32,7 @@ def grouped_softmax_loss(inputs: GroupedSoftmaxInputs) -> torch.Tensor:
         group_T: torch.Tensor,
         tq_T: torch.Tensor | None,
     ) -> torch.Tensor:
-        begin_T = groups.set_offsets_G1[group_T] * per_set
-        end_T = groups.set_offsets_G1[group_T + 1] * per_set
-        entry_TN = begin_T.unsqueeze(1) + columns_N
-        absent_TN = entry_TN >= end_T.unsqueeze(1)
-        entry_TN = entry_TN.masked_fill(absent_TN, 0)
+        entry_TN, absent_TN = _entries(groups, per_set, group_T, columns_N)
         index_TN = flat_E[entry_TN]
         target_T1 = (h_TD * t_TD).sum(dim=1, keepdim=True) / temperature
         negative_TN = torch.einsum("td,tnd->tn", h_TD, rows_UD[index_TN]) / temperature
@@ -65,45 +61,74 @@ def score(
         raise ValueError(
             f"the plain score keeps every token's weights on their own, not blocks of {block}"
         )
-    hidden_TD, groups = inputs.hidden_TD, inputs.groups
-    starts_G1 = weight_starts(groups, inputs.negatives_XR.shape[1], 1)
+    hidden_TD, groups, per_set = inputs.hidden_TD, inputs.groups, inputs.negatives_XR.shape[1]
+    starts_G1 = weight_starts(groups, per_set, 1)
     weights = hidden_TD.new_empty(int(starts_G1[-1])) if weights is None else weights
     loss_T, unit_TD = hidden_TD.new_zeros(len(hidden_TD)), torch.zeros_like(hidden_TD)
-    target_weights_T = torch.zeros_like(loss_T)
-    for g in range(groups.count):
-        tokens, sets = (
-            slice(*offsets[g : g + 2].tolist())
-            for offsets in (groups.offsets_G1, groups.set_offsets_G1)
-        )
-        rows_ND = inputs.rows_UD[inputs.negatives_XR[sets].reshape(-1)]
-        loss_T[tokens], weights_MN = _group_loss(inputs, tokens, sets, rows_ND)
-        target_weights_T[tokens] = -weights_MN.sum(1)
+    target_weights_T, group_T = torch.zeros_like(loss_T), groups.of_tokens()
+    most = int(groups.set_offsets_G1.diff().max()) * per_set if groups.count else 0
+    step = max(1, VALUES_PER_SLICE // max(1, (most + 1) * hidden_TD.shape[1]))
+    columns_N = torch.arange(most, device=hidden_TD.device)
+    for first in range(0, len(hidden_TD), step):
+        tokens = slice(first, first + step)
+        entry_TN, absent_TN = _entries(groups, per_set, group_T[tokens], columns_N)
+        rows_TND = inputs.rows_UD[inputs.negatives_XR.reshape(-1)[entry_TN]]
+        loss_T[tokens], weights_TN = _slice_loss(inputs, tokens, entry_TN, absent_TN, rows_TND)
+        target_weights_T[tokens] = -weights_TN.sum(1)
         unit_TD[tokens] = (
-            weights_MN @ rows_ND + target_weights_T[tokens].unsqueeze(1) * inputs.targets_TD[tokens]
+            torch.einsum("tn,tnd->td", weights_TN, rows_TND)
+            + target_weights_T[tokens].unsqueeze(1) * inputs.targets_TD[tokens]
         )
-        weights[starts_G1[g] : starts_G1[g + 1]] = weights_MN.reshape(-1)
-    kept = GroupWeights(
-        groups, inputs.negatives_XR.shape[1], 1, starts_G1, weights, target_weights_T, unit_TD
-    )
+        place_TN = _weight_places(groups, per_set, starts_G1, group_T[tokens], first, columns_N)
+        weights[place_TN[~absent_TN]] = weights_TN[~absent_TN]
+    kept = GroupWeights(groups, per_set, 1, starts_G1, weights, target_weights_T, unit_TD)
     return loss_T, kept
 
 
-def _group_loss(
-    inputs: GroupedSoftmaxInputs, tokens: slice, sets: slice, rows_ND: torch.Tensor
+def _entries(
+    groups: TokenGroups, per_set: int, group_T: torch.Tensor, columns_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of one group's tokens, and their weights for each of its negatives."""
-    index_N, hidden_MD = inputs.negatives_XR[sets].reshape(-1), inputs.hidden_TD[tokens]
-    target_M = (hidden_MD * inputs.targets_TD[tokens]).sum(1) / inputs.temperature
-    logits_MN = hidden_MD @ rows_ND.T / inputs.temperature
+    """Each token's entries in the negatives, and which of them its group does not have."""
+    entry_TN = (groups.set_offsets_G1[group_T] * per_set).unsqueeze(1) + columns_N
+    absent_TN = entry_TN >= (groups.set_offsets_G1[group_T + 1] * per_set).unsqueeze(1)
+    return entry_TN.masked_fill(absent_TN, 0), absent_TN
+
+
+def _weight_places(
+    groups: TokenGroups,
+    per_set: int,
+    starts_G1: torch.Tensor,
+    group_T: torch.Tensor,
+    first: int,
+    columns_N: torch.Tensor,
+) -> torch.Tensor:
+    """Where the weights of tokens `first` … lie: token after token within a group."""
+    token_T = torch.arange(first, first + len(group_T), device=group_T.device)
+    member_T = token_T - groups.offsets_G1[group_T]
+    negatives_T = groups.set_offsets_G1.diff()[group_T] * per_set
+    return (starts_G1[group_T] + member_T * negatives_T).unsqueeze(1) + columns_N
+
+
+def _slice_loss(
+    inputs: GroupedSoftmaxInputs,
+    tokens: slice,
+    entry_TN: torch.Tensor,
+    absent_TN: torch.Tensor,
+    rows_TND: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of some tokens, and their weights for each of their negatives."""
+    hidden_TD = inputs.hidden_TD[tokens]
+    target_T = (hidden_TD * inputs.targets_TD[tokens]).sum(1) / inputs.temperature
+    logits_TN = torch.einsum("td,tnd->tn", hidden_TD, rows_TND) / inputs.temperature
     if inputs.target_log_q_T is not None:
-        target_M = target_M - inputs.target_log_q_T[tokens]
+        target_T = target_T - inputs.target_log_q_T[tokens]
     if inputs.negative_log_q_XR is not None:
-        logits_MN = logits_MN - inputs.negative_log_q_XR[sets].reshape(-1)
-    same_M1 = inputs.same_T[tokens].unsqueeze(1)
-    logits_MN = logits_MN.masked_fill(index_N == same_M1, float("-inf"))
-    total_M = torch.logsumexp(torch.cat([target_M.unsqueeze(1), logits_MN], dim=1), dim=1)
-    weights_MN = (logits_MN - total_M.unsqueeze(1)).exp() / inputs.temperature
-    return total_M - target_M, weights_MN
+        logits_TN = logits_TN - inputs.negative_log_q_XR.reshape(-1)[entry_TN]
+    own_TN = inputs.negatives_XR.reshape(-1)[entry_TN] == inputs.same_T[tokens].unsqueeze(1)
+    logits_TN = logits_TN.masked_fill(absent_TN | own_TN, float("-inf"))
+    total_T = torch.logsumexp(torch.cat([target_T.unsqueeze(1), logits_TN], dim=1), dim=1)
+    weights_TN = (logits_TN - total_T.unsqueeze(1)).exp() / inputs.temperature
+    return total_T - target_T, weights_TN
 
 
 def sort_into_buckets(
@@ -138,8 +163,9 @@ def add_bucket_gradients(
         row_E = rows[first - begin : last - begin] if by_position else rows.reshape(-1)[entry_E]
         group_E = group_of_set_X[entry_E // weights.per_set].to(torch.int64)
         members_E = groups.offsets_G1.diff()[group_E]
-        which_P = torch.arange(len(entry_E)).repeat_interleave(members_E)
-        member_P = torch.arange(len(which_P)) - (members_E.cumsum(0) - members_E)[which_P]
+        which_P = torch.arange(len(entry_E), device=entry_E.device).repeat_interleave(members_E)
+        place_P = torch.arange(len(which_P), device=entry_E.device)
+        member_P = place_P - (members_E.cumsum(0) - members_E)[which_P]
         group_P = group_E[which_P]
         negatives_P = groups.set_offsets_G1.diff()[group_P] * weights.per_set
         column_P = entry_E[which_P] - groups.set_offsets_G1[group_P] * weights.per_set

@@ -43,6 +43,11 @@ def kernel(name: str) -> Callable[..., int]:
     if library is None:
         raise RuntimeError("the native kernels were not built; use back-end 'reference'")
     kinds = SIGNATURES[name].kinds
+    if not hasattr(library, name):
+        raise RuntimeError(
+            f"the native kernels are older than this package (no {name}); build them again with "
+            "`pip install -e .`"
+        )
     function = library[name]
     function.argtypes = [_NUMBERS.get(kind, ctypes.c_void_p) for kind in kinds]
     function.restype = _RESULTS[SIGNATURES[name].result]

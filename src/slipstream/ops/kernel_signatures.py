@@ -12,6 +12,9 @@ DECLARATIONS = """
 int32 ss_attention_forward(AttentionCall* call);
 int32 ss_attention_backward(AttentionCall* call);
 
+# native/layer_pass.cpp
+int32 ss_layer_pass(LayerPass* pass);
+
 # native/pointwise.cpp
 void ss_bias_silu(float* z, float* bias, float* out, int64 tokens, int64 width, int threads);
 void ss_silu_backward(float* z, float* grad, float* dz, int64 count, int threads);
@@ -107,10 +110,11 @@ int64 ss_transfer_records(
 void ss_quantize_rows(
     float* rows, int64 count, int64 width, int64 stride, int8* codes, float* scales, float* errors,
     float* norms, int threads);
-int64 ss_top_candidates(
+int64 ss_search_codes(
     int16* query, float query_scale, float query_norm, float query_error, int8* codes,
-    float* scales, float* errors, float* norms, float* block_norms, int64 count, int64 stride,
-    int64 k, int64* excluded, int64 num_excluded, uint8* allowed, int64* out, int64 room,
+    float* scales, float* errors, float* norms, float* block_norms, int64 begin, int64 end,
+    int64 stride, int64 k, float threshold, int64* excluded, int64 num_excluded, uint8* allowed,
+    float* boosts, float most_boost, int64* out, float* out_lowest, float* out_highest, int64 room,
     int threads);
 
 # native/allocator.cpp
