@@ -93,11 +93,11 @@ def test_an_import_names_the_user_whose_history_is_refused():
         check_histories([("ann", behaviours([1])), ("b/c", behaviours([1, 2], [2, 1]))])
 
 
-def test_users_are_text_of_at_most_256_characters():
-    for user in ("a", "-5", "a/b", "日" * 256, "a\0b"):
+def test_users_are_text_of_at_most_320_characters():
+    for user in ("a", "-5", "a/b", "日" * 320, "a\0b"):
         check_user(user)
         assert is_user(user)
-    for user in ("", "x" * 257, "\udc80", None, 5):
+    for user in ("", "x" * 321, "\udc80", None, 5):
         assert not is_user(user)
 
 

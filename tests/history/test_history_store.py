@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -212,7 +213,7 @@ def test_awkward_users_are_kept_apart_listed_in_order_and_deleted(url: str):
 
 def test_users_that_no_store_can_keep(url: str):
     async def work(store: HistoryStore):
-        for user in ("", "x" * 257, "\ud800"):
+        for user in ("", "x" * 321, "\ud800"):
             with pytest.raises(AppendError, match="a user must be"):
                 await store.append(user, behaviours([1]))
             assert await store.read(user, 1) is None
@@ -344,6 +345,29 @@ def test_another_model_reads_the_actions_it_knows(url: str):
 
     _, _, actions = columns(run(url, work))
     assert actions == {"rating": [4, 0], "click": [0, 1], "日本 action": [0, 0.5]}
+
+
+def test_context_comes_back_by_behaviour(url: str):
+    async def work(store: HistoryStore):
+        first = replace(behaviours([1, 2], [1, 2]), context={"surface": ["home", None]})
+        await store.append("ann", first)
+        await store.append("ann", behaviours([3], [3]))
+        await store.append("ann", replace(behaviours([4], [4]), context={"device": ["web"]}))
+        await store.import_histories([("bob", first)])
+        for labels, said in ((["home"], "1 values for 2"), ([7, 8], "a label of context must be")):
+            with pytest.raises(AppendError, match=said):
+                await store.append("ann", replace(first, context={"surface": labels}))
+        many = {f"c{number}": ["a", "b"] for number in range(63)}
+        with pytest.raises(AppendError, match="at most 64 different actions and context"):
+            await store.append("ann", replace(behaviours([5, 6], [5, 6]), context=many))
+        return await store.read("ann", 10), await store.read("bob", 1)
+
+    ann, bob = run(url, work)
+    assert {name: each.tolist() for name, each in ann.context.items()} == {
+        "surface": ["home", "", "", ""],
+        "device": ["", "", "", "web"],
+    }
+    assert bob.context["surface"].tolist() == [""]
 
 
 def test_urls_that_name_no_store_are_explained():

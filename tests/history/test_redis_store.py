@@ -1,6 +1,8 @@
 """What only the Redis store does; what both stores do is in test_history_store.py."""
 
 import asyncio
+import os
+import signal
 import struct
 from pathlib import Path
 
@@ -52,6 +54,32 @@ def test_small_blocks_are_packed_while_others_append(redis_url: str):
     # 800 appends, each with a block of its own, were packed on the way.
     blocks = redis.Redis.from_url(redis_url).zcard("slipstream:blocks:ann")
     assert blocks < 10 * TAIL
+
+
+@pytest.mark.system
+def test_a_packing_that_comes_after_another_one_changes_nothing(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The slow client read fewer blocks than the fast one packed; both began at behaviour 0."""
+
+    async def work(slow: RedisHistoryStore):
+        fast = open_history_store(redis_url)
+        pack = slow._pack
+
+        async def pack_after_the_other(**call):
+            for number in range(TAIL, 2 * TAIL):
+                await fast.append("ann", behaviours([number], [5]))
+            packed.append(await pack(**call))
+
+        packed: list[int] = []
+        monkeypatch.setattr(slow, "_pack", pack_after_the_other)
+        for number in range(TAIL):
+            await slow.append("ann", behaviours([number], [5]))
+        await fast.close()
+        assert packed == [0]
+        return await slow.read("ann", 10**6)
+
+    assert run(redis_url, work).items.tolist() == list(range(2 * TAIL))
 
 
 @pytest.mark.system
@@ -158,3 +186,38 @@ def test_a_server_that_is_full_or_gone_is_one_sentence_and_works_again_later(tmp
             assert await store.append("ann", behaviours([1])) == 1
 
     run(f"redis://127.0.0.1:{port}/0", work)
+
+
+@pytest.mark.system
+def test_an_append_that_redis_comes_to_too_late_is_not_stored(redis_url: str):
+    """A server that hangs finds the append in its socket when it goes on."""
+    pid = redis.Redis.from_url(redis_url).info("server")["process_id"]
+
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for call in (
+                store.append("ann", behaviours([2]), seconds=0.3),
+                store.read("ann", 1, seconds=0.1),
+                store.delete("bob", seconds=0.1),
+            ):
+                with pytest.raises(HistoryStoreError, match="does not answer") as refused:
+                    await call
+                assert refused.value.temporary
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return await store.append("ann", behaviours([3]), after=1)
+
+    assert run(redis_url, work) == 2
+    assert columns(run(redis_url, lambda store: store.read("ann", 9)))[0] == [1, 3]
+
+
+@pytest.mark.system
+def test_a_clock_of_redis_that_was_put_forward_refuses_no_append(redis_url: str):
+    async def work(store: RedisHistoryStore):
+        await store.append("ann", behaviours([1]))
+        store._clock_ahead -= 3600  # as if Redis' clock had been put an hour forward since
+        return await store.append("ann", behaviours([2]))
+
+    assert run(redis_url, work) == 2

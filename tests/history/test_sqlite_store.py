@@ -15,6 +15,7 @@ from slipstream.history import sqlite_store
 from slipstream.history.behaviour_blocks import CHUNK
 from slipstream.history.history_store import HistoryStore, HistoryStoreError, open_history_store
 from slipstream.history.sqlite_store import transaction
+from slipstream.history.write_claim import WriteClaim
 from tests.support.history_stores import behaviours, columns, run
 
 
@@ -211,3 +212,106 @@ def test_a_transaction_ends_even_where_a_rollback_is_impossible():
         connection.execute("ROLLBACK")  # as SQLite does by itself when a disk is full
         raise ValueError("mine")
     assert not connection.in_transaction
+
+
+def test_a_new_file_is_opened_while_another_process_begins_to_write_it(tmp_path):
+    """SQLite refuses the switch to WAL at once then, however long its own time-out is."""
+    path = tmp_path / "history.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    released = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+    released.start()
+    store = sqlite_store.SqliteHistoryStore(path, keep=100)
+    released.join()
+    other.close()
+    asyncio.run(store.check())
+    asyncio.run(store.close())
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize("way", ["its time is up", "its caller has gone"])
+def test_an_append_that_was_given_up_is_not_stored_later(tmp_path: Path, way: str):
+    async def work(store: HistoryStore):
+        await store.append("ann", behaviours([1]))
+        other = sqlite3.connect(tmp_path / "history.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        if way == "its time is up":
+            with pytest.raises(HistoryStoreError, match="no answer within") as refused:
+                await store.append("ann", behaviours([2]), seconds=0.1)
+            assert refused.value.temporary
+        else:
+            task = asyncio.create_task(store.append("ann", behaviours([2])))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        other.execute("ROLLBACK")
+        other.close()
+        return await store.append("ann", behaviours([3]), after=1)  # after it, in the same thread
+
+    url = f"sqlite:{tmp_path / 'history.db'}"
+    assert run(url, work) == 2
+    assert columns(run(url, lambda store: store.read("ann", 9)))[0] == [1, 3]
+
+
+def test_an_append_whose_commit_has_begun_is_answered_though_its_time_is_up(tmp_path: Path):
+    async def work(store: HistoryStore):
+        await store.check()
+        begun, go_on = threading.Event(), threading.Event()
+        commit = WriteClaim.commit
+
+        def slow_commit(claim: WriteClaim) -> None:
+            commit(claim)
+            begun.set()
+            go_on.wait(30)
+
+        WriteClaim.commit = slow_commit
+        try:
+            task = asyncio.create_task(store.append("ann", behaviours([1]), seconds=0.05))
+            await asyncio.to_thread(begun.wait, 30)
+            await asyncio.sleep(0.1)
+            assert not task.done()
+            go_on.set()
+            return await task
+        finally:
+            WriteClaim.commit = commit
+
+    assert run(f"sqlite:{tmp_path / 'history.db'}", work) == 1
+
+
+def test_a_patient_store_opens_once_its_file_can_be_opened(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "history.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+
+    async def work():
+        store = open_history_store(f"sqlite:{path}", patient=True)
+        for call in (store.append("ann", behaviours([1])), store.read("ann", 1), store.check()):
+            with pytest.raises(HistoryStoreError, match="try again") as refused:
+                await call
+            assert refused.value.temporary
+        other.execute("ROLLBACK")
+        assert await store.append("ann", behaviours([1])) == 1
+        await store.close()
+
+    asyncio.run(work())
+    other.close()
+
+
+def test_calls_that_wait_are_bounded(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sqlite_store, "MAX_WAITING", 2)
+
+    async def work(store: HistoryStore):
+        busy = threading.Event()
+        store._writer_thread.submit(busy.wait)
+        waiting = [asyncio.ensure_future(store.append("ann", behaviours([n]))) for n in (1, 2)]
+        await asyncio.sleep(0)
+        with pytest.raises(HistoryStoreError, match="2 calls wait"):
+            await store.append("ann", behaviours([3]))
+        busy.set()
+        await asyncio.gather(*waiting)
+        return await store.append("ann", behaviours([3]), after=2)
+
+    assert run(f"sqlite:{tmp_path / 'history.db'}", work) == 3

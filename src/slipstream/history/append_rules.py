@@ -9,15 +9,16 @@ import numpy as np
 from slipstream.history.history_store import AppendError
 from slipstream.history.user_history import History
 
-MAX_TEXT = 256  # characters of a user, an item or the name of an action
-MAX_ACTIONS = 64  # different actions of a user
+MAX_TEXT = 256  # characters of an item, a label or the name of a column
+MAX_USER = 320  # characters of a user: 256 of its own, and the name of a tenant
+MAX_ACTIONS = 64  # different actions and context columns of a user
 DAY = 86_400
 UNITS = {10**3: "milliseconds", 10**6: "microseconds", 10**9: "nanoseconds"}
 
 
 def check_user(user: str) -> None:
     """Refuse a user that no store can keep."""
-    _check_text("a user", user)
+    _check_text("a user", user, MAX_USER)
 
 
 def is_user(user: str) -> bool:
@@ -56,7 +57,8 @@ def check_history(history: History, now: float | None = None) -> History:
         raise AppendError(
             "times must be whole seconds since 1970, and the values of an action numbers"
         ) from error
-    for name, column in {"timestamps": times_T, **actions}.items():
+    context = {name: _label_column(labels) for name, labels in history.context.items()}
+    for name, column in [("timestamps", times_T), *actions.items(), *context.items()]:
         if column.shape != items_T.shape:
             raise AppendError(
                 f"'{name}' has {column.size} values for {items_T.size} behaviours; send one for "
@@ -64,13 +66,18 @@ def check_history(history: History, now: float | None = None) -> History:
             )
     for name in actions:
         _check_text("the name of an action", name)
-    if len(actions) > MAX_ACTIONS:
-        raise AppendError(f"behaviours have at most {MAX_ACTIONS} actions, not {len(actions)}")
+    for name in context:
+        _check_text("the name of a context column", name)
+    if len(actions) + len(context) > MAX_ACTIONS:
+        raise AppendError(
+            f"behaviours have at most {MAX_ACTIONS} actions and context columns, not "
+            f"{len(actions) + len(context)}"
+        )
     if times_T.size:
         if (times_T[1:] < times_T[:-1]).any():
             raise AppendError("the times of the behaviours go back; send them oldest first")
         refuse_future(int(times_T[-1]), time.time() if now is None else now)
-    return History(items_T, times_T, actions, first=history.first)
+    return History(items_T, times_T, actions, first=history.first, context=context)
 
 
 def id_kind(items_T: np.ndarray) -> str:
@@ -123,7 +130,8 @@ def refuse_many_actions(count: int) -> None:
     """Refuse a user's behaviours with too many different actions."""
     if count > MAX_ACTIONS:
         raise AppendError(
-            f"a user's behaviours have at most {MAX_ACTIONS} different actions; use fewer names"
+            f"a user's behaviours have at most {MAX_ACTIONS} different actions and context "
+            "columns; use fewer names"
         )
 
 
@@ -154,9 +162,20 @@ def _item_column(items: Any) -> np.ndarray:
     return column.astype("<i8")
 
 
-def _check_text(noun: str, text: str) -> None:
-    if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT:
-        raise AppendError(f"{noun} must be a text of 1 to {MAX_TEXT} characters")
+def _label_column(labels: Any) -> np.ndarray:
+    """Return labels of context as an object array of text, empty where one is not known."""
+    listed = ["" if label is None else label for label in labels]
+    for label in dict.fromkeys(listed):
+        if label != "":
+            _check_text("a label of context", label)
+    column = np.empty(len(listed), dtype=object)
+    column[:] = listed
+    return column
+
+
+def _check_text(noun: str, text: str, longest: int = MAX_TEXT) -> None:
+    if not isinstance(text, str) or not 1 <= len(text) <= longest:
+        raise AppendError(f"{noun} must be a text of 1 to {longest} characters")
     if not text.isascii():
         try:
             text.encode()

@@ -23,28 +23,46 @@ class AppendError(SlipstreamError):
 
 
 class HistoryStoreError(SlipstreamError):
-    """The store cannot be used: locked, gone, read-only, full or damaged; the text says which."""
+    """The store cannot be used: locked, gone, read-only, full or damaged; the text says which.
+
+    One that is `temporary` may pass by itself, so a server starts in spite of it.
+    """
+
+    def __init__(self, message: str, temporary: bool = False) -> None:
+        super().__init__(message)
+        self.temporary = temporary
 
 
 class HistoryStore(Protocol):
-    """What both stores offer. Every call is a coroutine that leaves the event loop free."""
+    """What both stores offer. Every call is a coroutine that leaves the event loop free.
+
+    A call that has no answer within its `seconds` ends with `HistoryStoreError`.
+    """
 
     async def append(
-        self, user: str, history: History, after: int | None = None, now: float | None = None
+        self,
+        user: str,
+        history: History,
+        after: int | None = None,
+        now: float | None = None,
+        seconds: float | None = None,
     ) -> int:
         """Add behaviours, all or none, and return how many there are now.
 
         `AppendError` where time goes back or lies a day after `now` (seconds; default: the clock),
-        where the ids are of another kind, or where `after` is not the number stored.
+        where the ids are of another kind, or where `after` is not the number stored. Once it has
+        failed or was cancelled, nothing is stored any more.
         """
 
-    async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+    async def read(
+        self, user: str, limit: int, since: int | None = None, seconds: float | None = None
+    ) -> History | None:
         """Return the newest `limit` behaviours, or those from `since` on; None: unknown user.
 
         `items` is int64, or an object array of text; an absent action counts as 0.
         """
 
-    async def delete(self, user: str) -> int:
+    async def delete(self, user: str, seconds: float | None = None) -> int:
         """Forget a user and return how many behaviours were deleted."""
 
     async def users(self, after: str | None = None, limit: int = 1000) -> list[str]:
@@ -68,14 +86,19 @@ class HistoryStore(Protocol):
         """Close files and connections."""
 
 
-def open_history_store(url: str, keep: int = KEEP, create: bool = True) -> HistoryStore:
-    """Open the store at `sqlite:PATH` or `redis://HOST:PORT/DB`; `create`: a file may be new."""
+def open_history_store(
+    url: str, keep: int = KEEP, create: bool = True, patient: bool = False
+) -> HistoryStore:
+    """Open the store at `sqlite:PATH` or `redis://HOST:PORT/DB`; `create`: a file may be new.
+
+    A `patient` one is opened by its first call, and by the next where that fails.
+    """
     if keep < 1:
         raise SlipstreamError(f"a history store keeps at least 1 behaviour of a user, not {keep}")
     if url.startswith("sqlite:") and url != "sqlite:":
         from slipstream.history.sqlite_store import SqliteHistoryStore
 
-        return SqliteHistoryStore(url.removeprefix("sqlite:"), keep, create)
+        return SqliteHistoryStore(url.removeprefix("sqlite:"), keep, create, patient)
     if url.startswith(("redis://", "rediss://", "unix://")):
         from slipstream.history.redis_store import RedisHistoryStore
 

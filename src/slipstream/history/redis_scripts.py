@@ -7,14 +7,21 @@ A member of the sorted set is `number:block`, so that equal blocks are different
 
 # KEYS: hash, blocks, users. ARGV: user; mode; the number expected (append, '' for any) or the first
 # number (new, replace); earliest and latest time; kind of ids; a random name for a new user; keep;
-# most actions; blocks to gather; number of actions and their names; count and bytes of each block.
+# most actions; blocks to gather; milliseconds of Redis' clock after which nothing is done, or '';
+# number of actions and their names; count and bytes of each block.
 # Answers {outcome, value, whether to pack}.
 APPEND = """
 local meta, blocks, users = KEYS[1], KEYS[2], KEYS[3]
 local mode, number = ARGV[2], ARGV[3]
 local keep, most, tail, named = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]),
-  tonumber(ARGV[11])
+  tonumber(ARGV[12])
 local function text(value) return string.format('%.0f', value) end
+if ARGV[11] ~= '' then
+  local now = redis.call('TIME')
+  if tonumber(now[1]) * 1000 + tonumber(now[2]) / 1000 > tonumber(ARGV[11]) then
+    return {'late', '0', '0'}
+  end
+end
 if mode == 'new' and redis.call('EXISTS', meta) == 1 then return {'exists', '0', '0'} end
 if mode == 'replace' then
   redis.call('DEL', meta, blocks)
@@ -27,18 +34,18 @@ local first, total = tonumber(stored[1] or begin), tonumber(stored[2] or begin)
 if mode == 'append' and number ~= '' and number ~= text(total) then
   return {'count', text(total), '0'}
 end
-if #ARGV == 11 + named then return {'ok', text(total), '0'} end
+if #ARGV == 12 + named then return {'ok', text(total), '0'} end
 if stored[4] and stored[4] ~= ARGV[6] then return {'kind', stored[4], '0'} end
 if stored[3] and ARGV[4] < stored[3] then return {'time', stored[3], '0'} end
 local actions = tonumber(redis.call('HGET', meta, 'actions') or '0')
-for place = 12, 11 + named do
+for place = 13, 12 + named do
   actions = actions + 1 - redis.call('HEXISTS', meta, 'action:' .. ARGV[place])
 end
 if actions > most then return {'actions', text(actions), '0'} end
-for place = 12, 11 + named do redis.call('HSET', meta, 'action:' .. ARGV[place], '1') end
+for place = 13, 12 + named do redis.call('HSET', meta, 'action:' .. ARGV[place], '1') end
 local packed, before = tonumber(stored[5] or begin), tonumber(stored[6] or '0')
 local small = before
-for place = 12 + named, #ARGV, 2 do
+for place = 13 + named, #ARGV, 2 do
   redis.call('ZADD', blocks, text(total), text(total) .. ':' .. ARGV[place + 1])
   total, small = total + tonumber(ARGV[place]), small + 1
 end
@@ -83,26 +90,29 @@ if not stored[2] then return '0' end
 return string.format('%.0f', tonumber(stored[2]) - tonumber(stored[1]))
 """
 
-# KEYS: hash, blocks. Answers {born, packed, total, block, …} of the blocks not packed yet.
+# KEYS: hash, blocks. Answers {born, packings so far, packed, total, block, …} of the blocks not
+# packed yet.
 READ_TAIL = """
-local stored = redis.call('HMGET', KEYS[1], 'born', 'packed', 'total')
+local stored = redis.call('HMGET', KEYS[1], 'born', 'packings', 'packed', 'total')
 if not stored[1] then return false end
-local later = redis.call('ZRANGEBYSCORE', KEYS[2], stored[2], '+inf')
-local found = {stored[1], stored[2], stored[3]}
-for place = 1, #later do found[place + 3] = later[place] end
+local later = redis.call('ZRANGEBYSCORE', KEYS[2], stored[3], '+inf')
+local found = {stored[1], stored[2] or '0', stored[3], stored[4]}
+for place = 1, #later do found[place + 4] = later[place] end
 return found
 """
 
-# KEYS: hash, blocks. ARGV: born; packed; number behind the blocks that were packed; where the next
-# packing begins; then first number and bytes of each block. Does nothing if others were faster.
+# KEYS: hash, blocks. ARGV: born; packings so far; packed; number behind the blocks that were packed;
+# where the next packing begins; then first number and bytes of each block. Does nothing if the user
+# is another one, or the blocks are no longer those that were read: packed, or trimmed, by others.
 PACK = """
-local stored = redis.call('HMGET', KEYS[1], 'born', 'packed')
-if stored[1] ~= ARGV[1] or stored[2] ~= ARGV[2] then return 0 end
-redis.call('ZREMRANGEBYSCORE', KEYS[2], ARGV[2], '(' .. ARGV[3])
-for place = 5, #ARGV, 2 do
+local stored = redis.call('HMGET', KEYS[1], 'born', 'packings', 'packed')
+if stored[1] ~= ARGV[1] or (stored[2] or '0') ~= ARGV[2] or stored[3] ~= ARGV[3] then return 0 end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], ARGV[3], '(' .. ARGV[4])
+for place = 6, #ARGV, 2 do
   redis.call('ZADD', KEYS[2], ARGV[place], ARGV[place] .. ':' .. ARGV[place + 1])
 end
-local small = redis.call('ZCOUNT', KEYS[2], ARGV[3], '+inf')
-redis.call('HSET', KEYS[1], 'packed', ARGV[4], 'small', string.format('%.0f', small))
+local small = redis.call('ZCOUNT', KEYS[2], ARGV[4], '+inf')
+redis.call('HINCRBY', KEYS[1], 'packings', 1)
+redis.call('HSET', KEYS[1], 'packed', ARGV[5], 'small', string.format('%.0f', small))
 return 1
 """

@@ -14,8 +14,11 @@ them into blocks of `CHUNK` behaviours; a script replaces them only if nobody pa
 them before. A failed packing loses nothing, and a later append tries again.
 """
 
+import asyncio
 import contextlib
+import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -37,7 +40,7 @@ from slipstream.history.append_rules import (
     refuse_other_kind,
     refuse_wrong_count,
 )
-from slipstream.history.behaviour_blocks import CHUNK, cut_blocks, merge_blocks
+from slipstream.history.behaviour_blocks import CHUNK, cut_blocks, merge_blocks, names_of
 from slipstream.history.earlier_format import read_records
 from slipstream.history.history_store import HistoryStoreError, url_without_password
 from slipstream.history.user_history import History
@@ -45,6 +48,7 @@ from slipstream.history.user_history import History
 FORMAT = "2"
 CONNECT_SECONDS = 2.0
 ANSWER_SECONDS = 5.0
+CLOCK_SECONDS = 30.0  # after which Redis' clock is read again
 CONNECTIONS = 32  # more calls at once wait for one of these
 TAIL = 32  # blocks that gather before they are packed
 INT64_SPAN = 2**63
@@ -76,17 +80,35 @@ class RedisHistoryStore:
         self._delete = register(scripts.DELETE)
         self._tail, self._pack = register(scripts.READ_TAIL), register(scripts.PACK)
         self._checked = False
+        self._clock_read_at, self._clock_ahead = -math.inf, 0.0
 
     async def append(
-        self, user: str, history: History, after: int | None = None, now: float | None = None
+        self,
+        user: str,
+        history: History,
+        after: int | None = None,
+        now: float | None = None,
+        seconds: float | None = None,
     ) -> int:
-        """Add behaviours; see `HistoryStore.append`."""
+        """Add behaviours; see `HistoryStore.append`.
+
+        Redis itself refuses what it comes to after the caller's time, such as when it hung.
+        """
         check_user(user)
         checked = check_history(history, now)
-        async with self._answering():
+        end = time.monotonic() + min(seconds or ANSWER_SECONDS, ANSWER_SECONDS)
+        async with self._answering(end - time.monotonic()):
             await self._check_format()
-            call = self._append_call(user, checked, "append", "" if after is None else after)
-            outcome, value, gathered = await self._append(**call)
+            outcome = b"late"
+            for again in (False, True):  # a clock that was put forward looks like lateness, once
+                limit = await self._redis_time(end, again)
+                number = "" if after is None else after
+                call = self._append_call(user, checked, "append", number, limit)
+                outcome, value, gathered = await self._append(**call)
+                if outcome != b"late":
+                    break
+            else:
+                raise exceptions.TimeoutError("it came to the append too late; nothing is stored")
         match outcome:
             case b"count":
                 refuse_wrong_count(int(value), after)
@@ -101,11 +123,13 @@ class RedisHistoryStore:
                 await self._pack_tail(user)
         return int(value)
 
-    async def read(self, user: str, limit: int, since: int | None = None) -> History | None:
+    async def read(
+        self, user: str, limit: int, since: int | None = None, seconds: float | None = None
+    ) -> History | None:
         """Return the newest behaviours; see `HistoryStore.read`."""
         if not is_user(user):
             return None
-        async with self._answering():
+        async with self._answering(seconds):
             await self._check_format()
             arguments = [limit, "" if since is None else since]
             found = await self._read(keys=self._keys(user)[:2], args=arguments)
@@ -114,11 +138,11 @@ class RedisHistoryStore:
         begin, total, *members = found
         return merge_blocks(_numbered(members), int(begin), int(total))
 
-    async def delete(self, user: str) -> int:
+    async def delete(self, user: str, seconds: float | None = None) -> int:
         """Forget a user; see `HistoryStore.delete`."""
         if not is_user(user):
             return 0
-        async with self._answering():
+        async with self._answering(seconds):
             await self._check_format()
             return int(await self._delete(keys=self._keys(user), args=[user]))
 
@@ -182,17 +206,29 @@ class RedisHistoryStore:
         answered = zip(answers, histories, strict=True)
         return [user for answer, (user, sent) in answered if answer[0] == b"ok" and len(sent)]
 
+    async def _redis_time(self, moment: float, again: bool) -> int:
+        """Return a moment of this process's monotonic clock in milliseconds of Redis' clock.
+
+        Redis' clock is read now and then, and `again` where it is to be: never too late.
+        """
+        if again or time.monotonic() > self._clock_read_at + CLOCK_SECONDS:
+            seconds, microseconds = await self._client.time()
+            self._clock_read_at = time.monotonic()
+            self._clock_ahead = seconds + microseconds / 1e6 - self._clock_read_at
+        return int((moment + self._clock_ahead) * 1000)
+
     def _append_call(
-        self, user: str, history: History, mode: str, number: int | str
+        self, user: str, history: History, mode: str, number: int | str, limit: int | str = ""
     ) -> dict[str, Any]:
-        """Return keys and arguments of the script that appends."""
+        """Return keys and arguments of the script that appends, up to a moment of Redis' clock."""
         earliest, latest = ("", "")
         if len(history):
             earliest, latest = (_ordered(int(history.timestamps[place])) for place in (0, -1))
         arguments: list[bytes | str | int] = [
             *(user, mode, number, earliest, latest, id_kind(history.items), secrets.token_hex(8))
         ]
-        arguments += [self._keep, MAX_ACTIONS, TAIL, len(history.actions), *history.actions]
+        names = sorted(names_of([history]))
+        arguments += [self._keep, MAX_ACTIONS, TAIL, limit, len(names), *names]
         for _, count, data in cut_blocks(history):
             arguments += [count, data]
         return {"keys": self._keys(user), "args": arguments}
@@ -202,14 +238,14 @@ class RedisHistoryStore:
         keys = self._keys(user)[:2]
         async with self._answering():
             found = await self._tail(keys=keys)
-            if found is None or len(found) < 4:
+            if found is None or len(found) < 5:
                 return
-            born, packed, total, *members = found
+            born, packings, packed, total, *members = found
             whole = merge_blocks(_numbered(members), int(packed), int(total))
             written = list(cut_blocks(whole))
             full = written[-1][1] == CHUNK
             arguments: list[bytes | str | int] = [
-                *(born, packed, whole.total, whole.total if full else written[-1][0])
+                *(born, packings, packed, whole.total, whole.total if full else written[-1][0])
             ]
             for first, _, data in written:
                 arguments += [first, data]
@@ -235,14 +271,17 @@ class RedisHistoryStore:
         self._checked = True
 
     @contextlib.asynccontextmanager
-    async def _answering(self) -> AsyncIterator[None]:
-        """Turn a failure of Redis or of the network into a `HistoryStoreError`."""
+    async def _answering(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """Turn a failure of Redis or of the network, or its silence, into a `HistoryStoreError`."""
         try:
-            yield
+            async with asyncio.timeout(seconds):
+                yield
         except (exceptions.RedisError, OSError) as error:
+            why = str(error) or "in time"
             raise HistoryStoreError(
-                f"the history store at {self._place()} does not answer ({error}); check that the "
-                "server runs, is writable and has memory left"
+                f"the history store at {self._place()} does not answer ({why}); "
+                "check that the server runs, is writable and has memory left",
+                temporary=True,
             ) from error
 
     def _keys(self, user: str) -> list[str]:
