@@ -111,3 +111,17 @@ def test_a_closed_loader_leaves_no_thread_even_after_an_interrupt(store):
 def test_a_loader_works_at_least_one_batch_ahead(store):
     with pytest.raises(ValueError, match="at least one batch ahead, got 0"):
         PrefetchingLoader(TrainingSampler(store, CONFIGS[0], seed=11), ahead=0)
+
+
+def test_merged_batches_are_those_of_a_larger_sampler(store):
+    small, large = (SamplerConfig(max_len=6, batch_size=size) for size in (2, 6))
+    sampler = TrainingSampler(store, large, seed=11)
+    with PrefetchingLoader(TrainingSampler(store, small, seed=11), merge=3) as loader:
+        assert loader.steps_per_epoch == sampler.steps_per_epoch
+        for _ in range(2 * sampler.steps_per_epoch):
+            ours, expected = loader.next_batch(), sampler.next_batch()
+            assert torch.equal(ours.offsets_B1, expected.offsets_B1)
+            assert torch.equal(ours.items_T, expected.items_T)
+            assert torch.equal(ours.token_ids_T, expected.token_ids_T)
+            assert ours.actions.keys() == expected.actions.keys()
+            assert loader.at_epoch_end == sampler.at_epoch_end

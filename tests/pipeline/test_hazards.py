@@ -203,3 +203,8 @@ def test_without_the_intersection_the_result_is_wrong(monkeypatch):
         hazards, "sources", lambda keys, earlier: Sources([], torch.arange(keys.numel()))
     )
     assert breaks(make_schedule("nested", micro_batches=2))
+
+
+def test_rows_read_on_demand_see_every_earlier_update():
+    late = without(on_lane(NESTED, "write", Lane.LOADER), "retrieve", "write")
+    assert any("read on demand may miss" in sentence for sentence in problems(late))

@@ -12,7 +12,7 @@ from slipstream.pipeline.schedule import (
     make_schedule,
     with_device,
 )
-from slipstream.training.recipe import TrainConfig
+from slipstream.training.recipe_sections import TrainConfig
 
 
 def test_unknown_or_impossible_schedules_are_refused_in_words():

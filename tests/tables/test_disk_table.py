@@ -42,6 +42,17 @@ def test_a_small_cache_changes_nothing(tmp_path, optimizer, kernels, monkeypatch
     table.close()
 
 
+def test_reading_past_the_cache_leaves_it_as_it_was(tmp_path):
+    table, twin = disk(tmp_path), memory()
+    train(table, twin)
+    before = table._cache.numbers(torch.arange(len(table._cache)))
+    clock, used = table._cache.clock, table._cache._used_C.clone()
+    assert torch.equal(table.peek(torch.arange(ROWS)), twin.peek(torch.arange(ROWS)))
+    assert (table._cache.numbers(torch.arange(len(table._cache))) == before).all()
+    assert table._cache.clock == clock and torch.equal(table._cache._used_C, used)
+    table.close()
+
+
 def test_batches_larger_than_the_cache_are_served(tmp_path):
     table, twin = disk(tmp_path, cache_bytes=5_000), memory()
     assert table._cache.capacity < 100

@@ -27,10 +27,10 @@ def gradient_of(rank, step):
 
 def two_replicas(rank, world, every, steps):
     """Each replica applies its own gradients; returns its rows and sums after every step."""
-    optimizer, factor = rescaled_for_averaging(RowwiseAdagrad(eps=1e-6), world)
+    optimizer = rescaled_for_averaging(RowwiseAdagrad(eps=1e-6), world)
     table = MemoryTable("item", 6, 4, optimizer, seed=1, dtype=torch.float64)
     tables = TableCollection(
-        [table], replicas=AveragedWeights(Communicator(dist.group.WORLD), every, factor)
+        [table], replicas=AveragedWeights(Communicator(dist.group.WORLD), every)
     )
     seen = []
     for step in range(steps):
@@ -117,7 +117,8 @@ def test_summed_replicas_equal_one_group_bit_for_bit(tmp_path):
 
 
 def test_only_adagrad_is_rescaled_and_dense_optimizers_are_refused():
-    assert rescaled_for_averaging(RowwiseAdam(), 4) == (RowwiseAdam(), 1.0)
-    assert rescaled_for_averaging(RowwiseAdagrad(eps=1e-8), 4) == (RowwiseAdagrad(eps=2e-8), 2.0)
+    assert rescaled_for_averaging(RowwiseAdam(), 4) == RowwiseAdam()
+    rescaled = rescaled_for_averaging(RowwiseAdagrad(eps=1e-8, lr_factor=0.5), 4)
+    assert rescaled == RowwiseAdagrad(eps=2e-8, lr_factor=1.0)
     with pytest.raises(ValueError, match="cannot be averaged"):
         small_recipe(tables={"optimizer": "adamw", "replicas": "averaged"})

@@ -10,7 +10,7 @@ from slipstream.pipeline import adaptive
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.training import auto_schedule, loop
 from slipstream.training.auto_schedule import Phase, plain_reason, possible_schedules
-from slipstream.training.checkpoint import checkpoint_path, latest
+from slipstream.training.checkpoint import checkpoint_path
 from slipstream.training.device import HOST
 from slipstream.training.loop import PlainSteps
 from slipstream.training.ranks import Ranks
@@ -18,11 +18,11 @@ from slipstream.training.recipe import trained_digest
 from slipstream.training.recommender import Recommender
 from slipstream.training.run import train
 from slipstream.training.scheduled import RecommenderWork
-from slipstream.training.sharded_checkpoint import ShardedReader
 from tests.support.pipeline_problem import lanes_left
 from tests.support.training_fixtures import (
     logged_losses,
     same_tensors,
+    saved_tensors,
     small_recipe,
     small_store,
 )
@@ -46,11 +46,6 @@ def on_disk(tmp_path, name, schedule="auto", loss=(), **options):
     )
 
 
-def saved_tensors(directory):
-    reader = ShardedReader(latest(directory / "checkpoints"))
-    return reader.dense(("model/", "optimizer/", "tables/"))
-
-
 def run_of(directory):
     return json.loads((directory / "run.json").read_text())
 
@@ -66,6 +61,7 @@ def scripted(*attempts, choice):
     return search
 
 
+SLOW_FROM = 24  # the step from which reads are slow, in the test of drifting shares
 CUT = make_schedule("nested", micro_batches=3)
 TRIES = ((None, 2), (make_schedule("dual_buffer"), 2), (CUT, 3), (None, 1))
 
@@ -89,6 +85,17 @@ def interrupt(monkeypatch, *steps):
         return real(recipe, made, loader, progress, hooks, ranks)
 
     monkeypatch.setattr("slipstream.training.run.run_loop", stopped)
+
+
+def test_negatives_in_segments_follow_every_change_of_schedule(store, tmp_path, script):
+    segments = {"fetch": "segmented", "segment_bytes": 4096}
+    for name, schedule in (("auto", "auto"), ("plain", "synchronous")):
+        recipe = on_disk(tmp_path, name, schedule, segments, epochs=10, max_steps=18)
+        train(recipe, store, tmp_path / name, quiet=True, dtype=torch.float64)
+    auto, plain = (saved_tensors(tmp_path / name) for name in ("auto", "plain"))
+    assert max(float((auto[k].double() - plain[k].double()).abs().max()) for k in plain) < 1e-9
+    phases = run_of(tmp_path / "auto")["schedule"]["phases"]
+    assert {phase["schedule"] for phase in phases} == {"synchronous", "dual_buffer", "nested"}
 
 
 def test_a_real_search_trains_what_the_plain_loop_trains(store, tmp_path, monkeypatch, capsys):
@@ -177,6 +184,34 @@ def test_the_choice_is_made_again_when_the_steps_have_changed(store, tmp_path, s
     assert len([phase for phase in phases if phase.chosen]) >= 2 and not lanes_left()
 
 
+def test_a_share_of_lookups_that_grows_starts_another_search(store, tmp_path, monkeypatch):
+    """Reads become slow in the middle of a run that had chosen the plain loop."""
+    monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(auto_schedule, "FIRST_CHECK", 4)
+    monkeypatch.setattr(adaptive, "search", scripted((None, 2), choice=None))
+    now, steps, read, loss = [0.0], [], Recommender.read, Recommender.loss
+    clock = SimpleNamespace(perf_counter=lambda: now[0])  # time passes only as said here
+
+    def take(self, plan):
+        steps.append(plan)
+        now[0] += 0.001 if len(steps) <= SLOW_FROM else 0.05
+        return read(self, plan)
+
+    def compute(*given):
+        now[0] += 0.02
+        return loss(*given)
+
+    monkeypatch.setattr(auto_schedule, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(Recommender, "read", take)
+    monkeypatch.setattr(Recommender, "loss", compute)
+    recipe = on_disk(tmp_path, "run", epochs=24, evaluate_every=0, checkpoint_every=None)
+    train(recipe, store, tmp_path / "run", quiet=True)
+    phases = [Phase(**phase) for phase in run_of(tmp_path / "run")["schedule"]["phases"]]
+    begun = [phase.step for phase in phases if phase.chosen]
+    assert len(begun) == 2 and begun[1] > SLOW_FROM  # once at the start, once when shares drift
+
+
 def test_one_rank_with_tables_in_memory_runs_the_plain_loop_alone(
     store, tmp_path, monkeypatch, capsys
 ):
@@ -214,7 +249,7 @@ def recorder_of(recipe, store, ranks, step=0):
             Ranks(world=2, replicas=2),
             "averaged updates rows between steps",
         ),
-        ({"loss": {"fetch": "segmented"}}, Ranks(world=2), "fetch=segmented"),
+        ({"loss": {"fetch": "segmented"}}, Ranks(world=2), None),
         ({}, Ranks(), ""),
         ({}, Ranks(world=2), None),
     ],

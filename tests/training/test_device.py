@@ -38,7 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.system
 def test_every_model_trains_evaluates_and_resumes_there_as_on_the_host(found: dict) -> None:
     cases = {name: case for name, case in found.items() if isinstance(case, dict)}
-    assert len(cases) == 7
+    assert len(cases) == 9
     for name, case in cases.items():
         assert case["steps"][0] == case["steps"][1] > 2, name
         assert case["difference"] < 1e-9, (name, case["difference"])

@@ -11,7 +11,10 @@ import torch
 
 from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore, write_store
-from slipstream.training import evaluation
+from slipstream.tables import collection
+from slipstream.training import evaluation, metrics
+from slipstream.training.recommender import Recommender
+from slipstream.training.seen import seen_pairs
 from tests.support.training_fixtures import small_recipe
 
 NUM_ITEMS = 30
@@ -39,8 +42,12 @@ class FixedScores:
             0, 6, (12, NUM_ITEMS), generator=torch.Generator().manual_seed(3)
         ).float()
 
-    def catalogue_ND(self):
-        return torch.eye(NUM_ITEMS)
+    def catalogue_tiles(self):
+        for begin in range(0, NUM_ITEMS, 7):
+            yield begin, torch.eye(NUM_ITEMS)[begin : begin + 7]
+
+    def item_vectors_CD(self, items_C):
+        return torch.eye(NUM_ITEMS)[items_C]
 
     def queries_SD(self, batch):
         return self.table[evaluation.supervised_places(batch)[0]]
@@ -94,6 +101,26 @@ def test_full_ranking_equals_the_definition(store, which, held_out, max_len, rep
     assert baseline == pytest.approx(np.mean(popular, axis=0).tolist())
     assert result["users"] == store.num_users
     assert result["repeats"] == repeats / store.num_users > 0
+
+
+@pytest.mark.parametrize("repeat", ["exclude", "allow"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_places_by_tiles_are_those_of_the_whole_matrix(store, repeat, normalize, monkeypatch):
+    recipe = small_recipe(repeat=repeat, loss={"normalize": normalize})
+    ours = Recommender.build(recipe, store)
+    with torch.no_grad():
+        ours.tables["item"].all_rows()[10:20] = ours.tables["item"].all_rows()[:10]  # ties
+    monkeypatch.setattr(collection, "CHUNK", 7)
+    monkeypatch.setattr(evaluation, "SEEN_A_PASS", 30)
+    batches = evaluation_batches(store, "test", max_len=8, batch_size=3)
+    passes = list(evaluation.asked_together(ours, batches, evaluation.ALONE))
+    assert len(passes) > 1 and sum(len(asked.users_S) for asked in passes) == store.num_users
+    for asked in passes:
+        seen = seen_pairs(store, asked.users_S, asked.known_S) if repeat == "exclude" else None
+        whole_SN = asked.queries_SD @ ours.catalogue_ND().T
+        expected = metrics.target_places(whole_SN, asked.targets_S, seen)
+        found = evaluation.target_places(ours, store, recipe, asked)
+        assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
 def test_several_held_out_behaviours_are_each_asked_as_if_it_were_the_next(store):

@@ -1,6 +1,7 @@
 """A bundle holds all that a run's answers need: the engine scores as the recommender does."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
 from slipstream.serving.engine.engine import Engine
 from slipstream.training.export import export_recommender
-from slipstream.training.recommendation import recommend_user
+from slipstream.training.recommendation import recommend_user, score
 from slipstream.training.recommender import Recommender
 from slipstream.training.run import open_run, train
 from tests.support.training_fixtures import RICH, recommender_of, small_recipe, small_store
@@ -61,6 +62,10 @@ def history_of(store, user, last=8):
         store.timestamps_N[begin:end].tolist(),
         {name: values[begin:end].tolist() for name, values in store.actions.items()},
         values_of(store, user),
+        context={
+            name: [column.labels[int(code)].as_py() for code in column.codes[begin:end]]
+            for name, column in store.context.items()
+        },
     )
 
 
@@ -72,21 +77,40 @@ def test_the_engine_scores_features_of_every_kind_as_the_recommender_does(tmp_pa
     train(recipe, store, tmp_path / "run", quiet=True)
     _, _, ours = open_run(tmp_path / "run", store)
     export_recommender(ours, store, tmp_path / "bundle")
-    engine, seen = Engine(tmp_path / "bundle"), 0
+    engine, seen, moved = Engine(tmp_path / "bundle"), 0, 0.0
     for user in range(store.num_users):
         told = recommend_user(ours, store, user, store.num_items)
         if not told.items:
             continue
         given = history_of(store, user)
         if not timed:  # whatever times come are not read
-            given = History(
-                given.items, np.arange(len(given)) + 7, given.actions, given.user_features
-            )
+            given = replace(given, timestamps=np.arange(len(given)) + 7)
         items = [store.items.id(row) for row in told.items]
         scores = engine.rank(engine.prefill(given), None, items, request_time=None if timed else 9)
         assert scores[engine.tasks[0]] == pytest.approx(np.array(told.scores), abs=ROUNDING)
         seen += 1
-    assert seen > 6
+        unread = engine.rank(None, replace(given, context={}), items)[engine.tasks[0]]
+        moved = max(moved, float(np.abs(unread - told.scores).max()))
+    assert seen > 6 and moved > 10 * ROUNDING  # context is read
+
+
+def test_candidates_have_the_context_of_their_request(tmp_path):
+    store = small_store(tmp_path / "store", rich=True)
+    ours = Recommender.build(small_recipe(**RICH, **RANKING), store)
+    export_recommender(ours, store, tmp_path / "bundle")
+    engine, items = Engine(tmp_path / "bundle"), list(range(store.num_items))
+    given = history_of(store, 1)
+    ids, found = [store.items.id(row) for row in items], {}
+    for code, label in enumerate([None, "cart", "home", "search"]):
+        told = score(ours, store, [1], items, context={"surface": code})
+        for prefix, recent in ((None, given), (engine.prefill(given), None)):
+            scores = engine.rank(prefix, recent, ids * 40, context={"surface": label})  # tiles
+            for task, expected in told.items():
+                assert scores[task] == pytest.approx(expected[0].repeat(40).numpy(), abs=ROUNDING)
+        found[label] = told["click"]
+    assert not torch.allclose(found["home"], found["cart"])
+    with pytest.raises(SlipstreamError, match="no context 'surfaces'; it reads surface, device"):
+        engine.rank(None, given, ids, context={"surfaces": "home"})
 
 
 def test_a_bundle_tells_labels_edges_kinds_and_times(tmp_path):
@@ -105,6 +129,10 @@ def test_a_bundle_tells_labels_edges_kinds_and_times(tmp_path):
         table: list(each.edges)
         for table, each in ours.features.by_table().items()
         if each.kind == "number"
+    }
+    assert bundle.description["context_labels"] == {
+        "surface": ["", "cart", "home", "search"],
+        "device": ["", "app", "web"],
     }
     assert bundle.description["number_edges"] == edges and set(edges) == {
         "item.price",

@@ -67,6 +67,23 @@ def test_several_categories_are_all_read_and_none_is_the_unknown_one(rich):
     assert features.table_sizes()["item.colours"] == 6
 
 
+def test_context_is_read_by_the_behaviour(rich):
+    recipe = small_recipe(**RICH)
+    features, batch = Features.from_store(recipe, rich), batch_of(rich, recipe)
+    keys, _ = features.input_keys(batch)
+    assert features.table_sizes()["context.surface"] == 4
+    for name in ("surface", "device"):
+        expected = []
+        pairs = zip(batch.sample_ids_B, batch.first_positions_B, batch.lengths_B, strict=True)
+        for user, first, length in pairs:
+            begin = int(rich.offsets_U1[user] + first)
+            expected += rich.context[name].codes[begin : begin + int(length)].tolist()
+        assert keys[f"context.{name}"].tolist() == expected and len(set(expected)) > 1
+    wrong = small_recipe(context_features=["surfaces"])
+    with pytest.raises(SlipstreamError, match="no context column 'surfaces'; did you mean 'surf"):
+        Features.from_store(wrong, rich)
+
+
 def test_bins_of_numbers_come_from_the_training_part_alone(rich):
     recipe = small_recipe(**RICH, split={"validation": 3, "test": 3})
     features = Features.from_store(recipe, rich)
@@ -112,6 +129,7 @@ def test_nothing_is_known_of_a_user_the_store_does_not_have(rich):
     [
         ({"item_features": ["gnere"]}, "no item feature 'gnere'; did you mean 'genre'"),
         ({"user_features": ["agee"]}, "no user feature 'agee'; did you mean 'age'"),
+        ({"context_features": ["surface"]}, "no context column 'surface'; the store has none"),
         (
             {"task": "ranking", "tasks": {"x": {"column": "clik"}}, "loss": {"kind": "bce"}},
             "no action column 'clik'; did you mean 'click'",

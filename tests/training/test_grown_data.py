@@ -1,23 +1,22 @@
 """Training goes on over a store that has grown: the same bits as without a stop."""
 
+import json
+
 import numpy as np
 import polars as pl
 import pytest
 import torch
 
+from slipstream import api
 from slipstream.bundle import read_bundle
-from slipstream.cli.app import run_command
-from slipstream.data import SequenceStore, append_log, prepare
+from slipstream.data import append_log, prepare
 from slipstream.errors import SlipstreamError
 from slipstream.serving.engine.items import ItemIds
 from slipstream.training.export import export_recommender
-from slipstream.training.loop import train_step
-from slipstream.training.negatives import UniformNegatives
-from slipstream.training.optimizers import make_adamw
-from slipstream.training.ranks import ALONE
+from slipstream.training.features import Features
 from slipstream.training.recommendation import recommend
-from slipstream.training.recommender import Recommender
-from slipstream.training.run import make_sampler, open_run, train
+from slipstream.training.run import open_run, train
+from tests.support.grown_steps import steps_without_a_stop
 from tests.support.training_fixtures import same_tensors, saved_tensors, small_recipe
 
 BEFORE, AFTER = 5, 12  # steps on the base, and in all
@@ -30,6 +29,7 @@ def log(seed, users, items, start):
         "user_id": user,
         "item_id": rng.choice(items, 240),
         "timestamp": start + np.arange(240),
+        "surface": rng.choice(["home", "search"] if seed == 1 else ["cart", "home", "web"], 240),
     }
     return pl.DataFrame(frame)
 
@@ -40,26 +40,9 @@ def logs():
     return base, log(2, np.arange(5, 24), np.arange(90, 140), 1_000)
 
 
-def recipe_of(tables, steps, **more):
+def recipe_of(tables, steps, context=(), **more):
     train_keys = {"max_steps": steps, "epochs": 50, "checkpoint_every": 3, **more}
-    return small_recipe(tables=tables, train=train_keys)
-
-
-def in_one_process(recipe, base, grown):
-    """The same steps without a stop, on one recommender with rows for all items."""
-    recommender = Recommender.build(recipe, grown)
-    optimizer = make_adamw(recommender.model, recipe.optimizer)
-    sampler = make_sampler(recipe, base, ALONE)
-    recommender.negatives = UniformNegatives(base.num_items)
-    for step in range(AFTER):
-        if step == BEFORE:
-            state = sampler.state_dict()
-            sampler = make_sampler(recipe, grown, ALONE)
-            sampler.load_state_dict(state)
-            assert sampler.state_dict()["step"] == 0
-            recommender.negatives = UniformNegatives(grown.num_items)
-        train_step(recommender, optimizer, sampler.next_batch(), step, AFTER)
-    return recommender
+    return small_recipe(tables=tables, train=train_keys, context_features=context)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +57,17 @@ def in_one_process(recipe, base, grown):
 def test_a_run_over_a_grown_store_equals_the_steps_without_a_stop(logs, tmp_path, tables):
     if tables.get("tier") == "disk":
         tables = {**tables, "directory": str(tmp_path / "rows")}
-    base = prepare(logs[0], tmp_path / "base")
-    train(recipe_of(tables, BEFORE), base, tmp_path / "run", quiet=True)
+    base, context = api.prepare(logs[0], tmp_path / "base", context="surface"), ("surface",)
+    train(recipe_of(tables, BEFORE, context), base, tmp_path / "run", quiet=True)
     grown = append_log(tmp_path / "base", logs[1], out=tmp_path / "grown").store
     assert grown.num_items > base.num_items and grown.num_users > base.num_users
-    done = train(recipe_of(tables, AFTER), grown, tmp_path / "run", quiet=True)
+    assert grown.context["surface"].labels.to_pylist() == ["", "home", "search", "cart", "web"]
+    done = train(recipe_of(tables, AFTER, context), grown, tmp_path / "run", quiet=True)
     assert done.step == AFTER
     in_memory = {key: value for key, value in tables.items() if key != "directory"}
     in_memory |= {"tier": "memory"} if tables.get("tier") == "disk" else {}
-    whole = in_one_process(recipe_of(in_memory, AFTER), base, grown)
+    recipe = recipe_of(in_memory, AFTER, context)
+    whole = steps_without_a_stop(recipe, base, grown, BEFORE, AFTER)
     _, _, continued = open_run(tmp_path / "run", grown)
     for name, table in whole.tables.tables.items():
         assert torch.equal(table.all_rows(), continued.tables.tables[name].all_rows()), name
@@ -121,26 +106,47 @@ def test_new_items_are_recommended_exported_and_served_by_their_ids(logs, tmp_pa
     assert ids.contains(np.array([originals[-1], 7])).tolist() == [True, False]
 
 
-def test_other_data_and_moving_bins_are_refused(logs, tmp_path):
-    items = {"item_id": np.arange(90, 140), "price": np.linspace(0, 1, 50)}
+def test_other_data_are_refused(logs, tmp_path):
     base = prepare(logs[0], tmp_path / "base")
     other = prepare(logs[1], tmp_path / "other")
     train(recipe_of({}, 2), base, tmp_path / "run", quiet=True)
     with pytest.raises(SlipstreamError, match="run on other data"):
         train(recipe_of({}, 4), other, tmp_path / "run", quiet=True)
-    pl.DataFrame(items).write_csv(tmp_path / "items.csv")
-    logs[0].write_csv(tmp_path / "log.csv")
-    logs[1].write_csv(tmp_path / "more.csv")
-    words = ["--items", str(tmp_path / "items.csv"), "--item-features", "price:number"]
-    out = ["--out", str(tmp_path / "priced")]
-    assert run_command(["data", "prepare", str(tmp_path / "log.csv"), *words, *out]) == 0
-    priced, recipe = SequenceStore.open(tmp_path / "priced"), small_recipe(item_features=["price"])
-    train(recipe, priced, tmp_path / "priced run", quiet=True)
-    assert (
-        run_command(["data", "append", str(tmp_path / "priced"), str(tmp_path / "more.csv")]) == 0
-    )
-    with pytest.raises(SlipstreamError, match="bins of a numeric feature would move"):
-        train(recipe, SequenceStore.open(tmp_path / "priced"), tmp_path / "priced run", quiet=True)
+
+
+@pytest.mark.parametrize("scaling", ["quantile", "log"])
+def test_numbers_keep_the_bins_of_the_first_store(logs, tmp_path, scaling):
+    """Prices of new items are higher, so bins of the grown store would be other ones."""
+    items = pl.DataFrame({"item_id": np.arange(90, 140), "price": np.linspace(0, 1, 50) ** 3})
+    features = {"items": items, "item_features": {"price": "number"}}
+    base = api.prepare(logs[0], tmp_path / "base", **features)
+    features = {"item_features": ["price"], "number_bins": 4, "number_scaling": scaling}
+
+    def recipe(steps):
+        keys = {"max_steps": steps, "epochs": 50, "checkpoint_every": 3}
+        return small_recipe(tables={"optimizer": "rowwise_adam"}, train=keys, **features)
+
+    train(recipe(BEFORE), base, tmp_path / "run", quiet=True)
+    grown = append_log(tmp_path / "base", logs[1], items=items, out=tmp_path / "grown").store
+    train(recipe(AFTER), grown, tmp_path / "run", quiet=True)
+    edges = Features.from_store(recipe(AFTER), base).number_edges()
+    assert edges != Features.from_store(recipe(AFTER), grown).number_edges()
+    expected = steps_without_a_stop(recipe(AFTER), base, grown, BEFORE, AFTER, edges)
+    _, _, found = open_run(tmp_path / "run", grown, which="last")
+    assert found.features.number_edges() == edges
+    assert same_tensors(found.model.state_dict(), expected.model.state_dict())
+    for name in ("item", "item.price"):
+        assert torch.equal(found.tables.all_rows(name), expected.tables.all_rows(name))
+    export_recommender(found, grown, tmp_path / "bundle")
+    assert read_bundle(tmp_path / "bundle").description["number_edges"] == edges
+    note = json.loads((tmp_path / "run" / "run.json").read_text())
+    note.pop("number_edges")  # as of a run before bins were recorded
+    note["store"]["digest"] = base.digest
+    (tmp_path / "run" / "run.json").write_text(json.dumps(note))
+    with pytest.raises(
+        SlipstreamError, match=r"did not record the bins of the number 'item\.price'"
+    ):
+        train(recipe(AFTER + 1), grown, tmp_path / "run", quiet=True)
 
 
 def test_the_best_weights_of_the_smaller_store_are_not_those_of_the_grown_one(logs, tmp_path):

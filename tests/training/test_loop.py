@@ -14,10 +14,12 @@ from slipstream.training.loop import figure_of_merit, train_step
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
 from slipstream.training.run import open_run, train
+from slipstream.training.telemetry import read_metrics
 from tests.support.training_fixtures import (
     growing,
     logged_losses,
     loss_of,
+    same_tensors,
     saved_tensors,
     small_recipe,
     small_store,
@@ -135,3 +137,43 @@ def test_a_step_of_the_plain_loop_is_a_step_result(store):
     assert isinstance(result, StepResult)
     assert (result.step, result.batch, result.count, result.stop) == (0, batch, count, True)
     assert result.loss_sum == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "nested"])
+def test_evaluation_within_an_epoch_is_exact_under_resume(store, tmp_path, schedule):
+    changes = {"schedule": schedule, "evaluate_every": "3 steps", "epochs": 50, "log_every": 1}
+    whole, short = (
+        small_recipe(train={**changes, "max_steps": steps, "checkpoint_every": 2})
+        for steps in (11, 4)
+    )
+    train(whole, store, tmp_path / "whole", quiet=True)
+    train(short, store, tmp_path / "cut", quiet=True)
+    train(whole, store, tmp_path / "cut", quiet=True)
+    plain = small_recipe(train={**changes, "schedule": "synchronous", "max_steps": 11})
+    train(plain, store, tmp_path / "plain", quiet=True)
+    found, expected = evaluations(tmp_path / "whole"), evaluations(tmp_path / "plain")
+    assert [step for step, _ in found] == [3, 6, 9, 11]  # and the last step, as ever
+    cut = evaluations(tmp_path / "cut")
+    assert [step for step, _ in cut] == [3, 4, 6, 9, 11]  # its first part ended at step 4
+    assert [each for each in cut if each[0] != 4] == found
+    assert logged_losses(tmp_path / "cut") == logged_losses(tmp_path / "whole")
+    assert same_tensors(saved_tensors(tmp_path / "cut"), saved_tensors(tmp_path / "whole"))
+    for (_, ours), (_, theirs) in zip(found, expected, strict=True):
+        assert ours["HR@10"] == pytest.approx(theirs["HR@10"], abs=1e-6)
+
+
+def test_patience_counts_evaluations_within_an_epoch(store, tmp_path):
+    train_options = {"epochs": 50, "evaluate_every": "1 steps", "patience": 2}
+    result = train(
+        small_recipe(train=train_options),
+        store,
+        tmp_path / "run",
+        evaluate=growing([0.1, 0.3, 0.2, 0.25]),
+        quiet=True,
+    )
+    assert (result.status, result.step, result.best_step) == ("stopped early", 4, 2)
+
+
+def evaluations(run):
+    lines = read_metrics(run / "metrics.jsonl")
+    return [(line["step"], line["validation"]) for line in lines if "validation" in line]

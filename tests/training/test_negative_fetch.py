@@ -6,17 +6,21 @@ import pytest
 import torch
 
 from slipstream.data.sampler import TrainingSampler
+from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.ops import grouped_losses_native, grouped_losses_reference
 from slipstream.ops.grouped_losses import GroupedSoftmaxInputs
 from slipstream.ops.grouped_types import TokenGroups
-from slipstream.training import negative_fetch
+from slipstream.pipeline.current_rows import CurrentRows
+from slipstream.training import negative_fetch, run
 from slipstream.training.loop import train_step
 from slipstream.training.negative_fetch import SegmentedStep
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.recommender import Recommender
+from tests.support.pipeline_problem import lanes_left
 from tests.support.ranks_fixtures import run_ranks
-from tests.support.training_fixtures import loss_of, small_recipe, small_store
+from tests.support.shrunk_recipes import trained
+from tests.support.training_fixtures import loss_of, same_tensors, small_recipe, small_store
 
 SEGMENT = 4096  # bytes: 64 rows of 8 doubles, 128 rows of 8 floats
 ITEMS = 900
@@ -172,13 +176,13 @@ def test_plain_and_compiled_pieces_agree():
 def test_a_chunk_that_is_left_out_would_be_seen(store, monkeypatch):
     """The comparison can fail: without one chunk's gradients the rows end elsewhere."""
     whole, cut = recommender(store), recommender(store, fetch="segmented", segment_bytes=SEGMENT)
-    original = SegmentedStep._chunks
+    original = SegmentedStep.chunks
 
     def broken(self, chunks, below):
         for place, (keys, grads) in enumerate(original(self, chunks, below)):
             yield keys, grads * (place != 1)
 
-    monkeypatch.setattr(SegmentedStep, "_chunks", broken)
+    monkeypatch.setattr(SegmentedStep, "chunks", broken)
     train(whole, store), train(cut, store)
     assert distance(state(whole), state(cut)) > 1e-4
 
@@ -193,6 +197,103 @@ def test_a_chunk_that_is_left_out_would_be_seen(store, monkeypatch):
 def test_tables_that_cannot_be_updated_in_chunks_are_refused(store, tables, words):
     with pytest.raises(SlipstreamError, match=words):
         recommender(store, fetch="segmented", tables=tables)
+
+
+def scheduled_recipe(schedule, tables=None, **train_options):
+    cut = {"micro_batches": 3} if schedule in ("nested", "frozen_window") else {}
+    options = {"schedule": schedule, "checkpoint_every": 3, "max_steps": 5, "epochs": 9}
+    return small_recipe(
+        loss={"negatives": 20, "fetch": "segmented", "segment_bytes": SEGMENT},
+        sampler={"batch_size": 6},
+        tables={"lr": 0.01, "optimizer": "rowwise_adam", **(tables or {})},
+        item_features=("genre",),
+        train={**options, **cut, **train_options},
+    )
+
+
+def trained_by(store, place, schedule, tables=None, dtype=torch.float64, **options):
+    if tables is not None and tables.get("tier") == "disk":
+        tables = {**tables, "directory": f"{place}-rows"}
+    recipe = scheduled_recipe(schedule, tables, **options)
+    run.train(recipe, store, place, quiet=True, dtype=dtype)
+    return trained(place)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("tables", [{}, {"tier": "disk", "cache_bytes": 1 << 16}], ids=str)
+def test_every_exact_schedule_trains_like_the_plain_loop(store, tmp_path, tables):
+    found = {
+        schedule: trained_by(store, tmp_path / schedule, schedule, tables, torch.float32)
+        for schedule in ("synchronous", "dual_buffer", "frozen_window", "nested")
+    }
+    plain = found["synchronous"]
+    assert same_tensors(found["dual_buffer"], plain)
+    assert same_tensors(found["nested"], found["frozen_window"])
+    double = [
+        trained_by(store, tmp_path / f"{schedule}-fp64", schedule, tables)
+        for schedule in ("synchronous", "nested")
+    ]
+    assert distance(*double) < 1e-11 and not lanes_left()
+
+
+@pytest.mark.system
+def test_a_schedule_that_misses_updates_outside_its_buffers_would_be_seen(
+    store, tmp_path, monkeypatch
+):
+    plain = trained_by(store, tmp_path / "plain", "synchronous")
+    monkeypatch.setattr(CurrentRows, "_others", lambda self: [])
+    assert distance(plain, trained_by(store, tmp_path / "broken", "nested")) > 1e-6
+
+
+@pytest.mark.system
+def test_a_scheduled_run_with_segments_is_resumed_bit_for_bit(store, tmp_path):
+    whole = trained_by(store, tmp_path / "whole", "nested", dtype=torch.float32)
+    trained_by(store, tmp_path / "cut", "nested", dtype=torch.float32, max_steps=2)
+    assert same_tensors(trained_by(store, tmp_path / "cut", "nested", dtype=torch.float32), whole)
+
+
+def test_stale_schedules_refuse_segments(store, tmp_path):
+    with pytest.raises(SlipstreamError, match="read on demand"):
+        trained_by(store, tmp_path / "run", "semi_async")
+
+
+def train_on_ranks(rank, world, directory, place, mesh):
+    """Train by the plain loop and by schedules; most micro-batches of a rank have no samples."""
+    store = SequenceStore.open(directory)
+    for schedule in ("synchronous", "dual_buffer", "nested", "frozen_window"):
+        recipe = scheduled_recipe(schedule, mesh=mesh)
+        few = recipe.sampler.model_copy(
+            update={"batch_size": 3}
+        )  # fewer than micro-batches x ranks
+        run.train(
+            recipe.model_copy(update={"sampler": few}),
+            store,
+            f"{place}/{schedule}",
+            quiet=True,
+            dtype=torch.float64,
+        )
+    return {"lanes": lanes_left()}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("mesh", ["1x2", "2x1"])
+def test_two_ranks_train_alike_by_every_exact_schedule(store, tmp_path, mesh):
+    answers = run_ranks(
+        2,
+        f"{__name__}:train_on_ranks",
+        tmp_path,
+        directory=str(store.directory),
+        place=str(tmp_path / "runs"),
+        mesh=mesh,
+    )
+    assert [answer["lanes"] for answer in answers] == [[], []]
+    found = {
+        schedule: trained(tmp_path / "runs" / schedule)
+        for schedule in ("synchronous", "dual_buffer", "nested", "frozen_window")
+    }
+    assert same_tensors(found["dual_buffer"], found["synchronous"])
+    assert same_tensors(found["nested"], found["frozen_window"])
+    assert distance(found["synchronous"], found["nested"]) < 1e-11
 
 
 def check_ranks(rank, world, directory, options):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.training.optimizers import make_adamw, step_dense
-from slipstream.training.recipe import OptimizerConfig
+from slipstream.training.recipe_sections import OptimizerConfig
 from tests.support.ranks_fixtures import environment
 
 START = """

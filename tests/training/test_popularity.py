@@ -4,7 +4,12 @@ import numpy as np
 import torch
 
 from slipstream.training.metrics import MISSED
-from slipstream.training.popularity import PopularityOrder, action_rates, item_counts
+from slipstream.training.popularity import (
+    PopularityOrder,
+    action_rates,
+    item_counts,
+    popular_items,
+)
 from slipstream.training.seen import SeenPairs
 from tests.support.training_fixtures import small_recipe, small_store
 
@@ -36,3 +41,23 @@ def test_counts_and_rates_are_of_training_behaviours_only(tmp_path):
     trained = counts > 0
     assert np.allclose(rates[trained], clicks[trained] / counts[trained])
     assert np.allclose(rates[~trained], clicks.sum() / counts.sum())
+
+
+def test_popular_items_are_counted_in_training_by_window_of_days(tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.training.popularity._AT_ONCE", 7)
+    monkeypatch.setattr("slipstream.training.popularity.MOST_POPULAR", 5)
+    store, recipe = small_store(tmp_path, users=30), small_recipe(**RANKING)
+    in_training = np.zeros(len(store.items_N), dtype=bool)
+    for user, length in enumerate(store.lengths_U):
+        start = store.offsets_U1[user]
+        in_training[start : start + (length - 2 if length > 2 else length)] = True
+    last = store.timestamps_N[in_training].max()
+    found = popular_items(store, recipe)
+    for days in (0, 1, 7, 30):
+        counted = in_training & ((store.timestamps_N > last - 86_400 * days) if days else np.True_)
+        counts = np.bincount(store.items_N[counted], minlength=store.num_items)
+        order = np.argsort(-counts, kind="stable")[:5]
+        order = order[counts[order] > 0]
+        assert found[f"popular/{days}/rows"].tolist() == order.tolist()
+        assert found[f"popular/{days}/counts"].tolist() == counts[order].tolist()
+    assert len(found) == 8

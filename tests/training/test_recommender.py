@@ -212,6 +212,15 @@ def plain_rows(store, recommender, batch, tables):
                     codes = sorted(set(feature.codes[start:end].tolist())) or [0]
                 taken.append(sum(table[code] for code in codes) / len(codes))
             rows[f"{noun}.{name}"] = torch.stack(taken)
+    for name in recommender.recipe.context_features:
+        taken = []
+        for user, first, length in zip(
+            batch.sample_ids_B, batch.first_positions_B, batch.lengths_B, strict=True
+        ):
+            begin = int(store.offsets_U1[user] + first)
+            codes = store.context[name].codes[begin : begin + int(length)]
+            taken += [tables[f"context.{name}"][int(code)] for code in codes]
+        rows[f"context.{name}"] = torch.stack(taken)
     return rows
 
 

@@ -41,6 +41,7 @@ def test_only_the_best_evaluation_keeps_its_weights(recorder, tmp_path):
     for step, is_best in ((1, True), (2, False)):
         recorder.progress.step, recorder.progress.metrics = step, {"HR@10": 0.5}
         recorder.on_evaluation(recorder.progress, is_best)
+    recorder.checkpoints.wait()
     best = checkpoint.list_checkpoints(tmp_path / "checkpoints", checkpoint.BEST)
     assert [path.name for path in best] == ["best-00000001"]
     assert [line["best"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [True, False]
@@ -50,6 +51,7 @@ def test_a_checkpoint_holds_the_position_of_the_batches_used(recorder, tmp_path)
     recorder.loader.next_batch()
     recorder.progress.step = 1
     recorder.save(recorder.progress)
+    recorder.checkpoints.wait()
     state = checkpoint.read_state(checkpoint.latest(tmp_path / "checkpoints"))
     assert state["sampler"]["step"] == 1 and state["progress"]["step"] == 1
 

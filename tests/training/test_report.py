@@ -2,7 +2,7 @@
 
 import json
 
-from slipstream.training.report import show_figure, write_report
+from slipstream.training.report import show_figure, write_comparison, write_report
 
 FIGURES = {
     "HR@10": 0.25,
@@ -93,3 +93,25 @@ def test_counts_are_whole_and_shares_are_percent():
     assert show_figure("users", 3000.0) == "3,000"
     assert show_figure("repeats", 0.2829) == "28.3%"
     assert show_figure("HR@10", 0.12346) == "0.1235"
+
+
+def test_curves_of_several_runs_are_drawn_over_each_other(tmp_path):
+    runs = [tmp_path / name for name in ("<one>", "two")]
+    for place, run in enumerate(runs):
+        run.mkdir()
+        note = {"status": "finished", "step": 4, "metrics": {"HR@10": 0.25 + place}}
+        (run / "run.json").write_text(json.dumps(note))
+        lines = [{"step": 2, "loss": 5.0, "exposed_lookup": 0.1}]
+        lines.append({"step": 4, "validation": {"HR@10": 0.25}})
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_comparison(runs, tmp_path / "page.html").read_text()
+    assert "<td>&lt;one&gt;</td><td>finished</td><td>4</td><td>0.2500</td>" in page
+    assert [
+        f'alt="{title}"' in page for title in ("Loss", "Validation HR@10", "Learning rate")
+    ] == [
+        True,
+        True,
+        False,
+    ]
+    alone = write_report(runs[1]).read_text()
+    assert 'alt="Exposed share of a step (lookup, exchange)"' in alone

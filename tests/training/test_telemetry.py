@@ -17,7 +17,7 @@ from slipstream.training.optimizers import (
     schedule_factor,
     step_dense,
 )
-from slipstream.training.recipe import OptimizerConfig
+from slipstream.training.recipe_sections import OptimizerConfig
 from slipstream.training.telemetry import (
     Meter,
     MetricsFile,

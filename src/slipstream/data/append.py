@@ -6,7 +6,7 @@ grow. The log is prepared as any log into a small store of its own, then the two
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import polars as pl
 import pyarrow as pa
 
 from slipstream.data.choices import Choices, FeatureFile, TableSource
+from slipstream.data.context_columns import context_feature, grown_context
 from slipstream.data.ingest import Filters, ScratchColumns, ingest, user_blocks
+from slipstream.data.item_vectors import VectorSource, write_item_vectors
 from slipstream.data.log_files import expand_paths
 from slipstream.data.own_log import log_columns, open_own_log, open_table, paths_of
 from slipstream.data.preparation import scratch_next_to
@@ -24,6 +26,7 @@ from slipstream.data.raw_log import Columns, Progress, RawLog
 from slipstream.data.row_lookup import RowLookup
 from slipstream.data.store import (
     ACTION,
+    CONTEXT,
     GROWN_FORMAT,
     ITEMS,
     USERS,
@@ -60,13 +63,15 @@ def append_log(
     columns: Columns | None = None,
     items: TableSource | None = None,
     users: TableSource | None = None,
+    item_vectors: Mapping[str, VectorSource] | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> AppendReport:
     """Append a log to the store in `directory`, or write the grown store to `out`.
 
     The log is read as the store's own was; `columns` is for another one's names. `items` and
-    `users` are tables with the features of new ones. Behaviours older than their user's last one
+    `users` are tables with the features of new ones, `item_vectors` the vectors of new items by
+    name; a new item without one has zeros. Behaviours older than their user's last one
     are refused, or left out with `late="drop"`.
     """
     if late not in LATE:
@@ -94,6 +99,8 @@ def append_log(
             return AppendReport(base, late=merge.late, duplicates=merge.duplicates)
         with atomic_directory(target) as place:
             merge.write(place, report)
+            if base.item_vectors or item_vectors:
+                write_item_vectors(place, item_vectors or {}, choices.columns.item, base)
     grown = SequenceStore.open(target)
     return AppendReport(
         grown,
@@ -160,6 +167,10 @@ class _Merge:
             self.known_users[self.user_T] >= 0, last_U[self.known_users[self.user_T]], -1
         )
         self.actions = sorted({*base.actions, *new.actions})
+        self.context = {
+            name: grown_context(base.context.get(name), new.context.get(name))
+            for name in sorted({*base.context, *new.context})
+        }
 
     def leave_out_late(self, rule: str) -> None:
         late_T = self.new.timestamps_N < self.last_T
@@ -195,6 +206,9 @@ class _Merge:
             ),
         ):
             values = {name: _action(store, name)[rows] for name in self.actions}
+            values |= {
+                f"{CONTEXT}{name}": self._context_codes(store, name, rows) for name in self.context
+            }
             parts = {"#user": user, "#item": item, "#time": store.timestamps_N[rows]}
             frames.append(pl.DataFrame(parts | values))
         found = (
@@ -217,7 +231,7 @@ class _Merge:
         lengths_U += np.bincount(user_T, minlength=users.count)
         offsets_U1 = np.concatenate([[0], np.cumsum(lengths_U)])
         names = [f"{ACTION}{name}" for name in self.actions]
-        arrays = ScratchColumns(directory, int(offsets_U1[-1]), names)
+        arrays = ScratchColumns(directory, int(offsets_U1[-1]), names, list(self.context))
         self._copy_base(arrays, offsets_U1, report)
         # The new behaviours of a user lie together, in order.
         starts = np.flatnonzero(np.diff(user_T, prepend=-1))
@@ -228,6 +242,8 @@ class _Merge:
         arrays.time_N[place_T] = self.new.timestamps_N[kept]
         for name in self.actions:
             arrays.actions[f"{ACTION}{name}"][place_T] = _action(self.new, name)[kept]
+        for name, codes_N in arrays.context.items():
+            codes_N[place_T] = self._context_codes(self.new, name, kept)
         report("writing", 0, 1)
         write_store(
             directory,
@@ -238,8 +254,21 @@ class _Merge:
             _grown_table(self.base, self.new, ITEMS, items.added),
             _grown_table(self.base, self.new, USERS, users.added),
             self._meta(lengths_U, users, items, kept.size),
+            {
+                name: context_feature(arrays.context[name], labels)
+                for name, (labels, _) in self.context.items()
+            },
         )
         arrays.remove()
+
+    def _context_codes(
+        self, store: SequenceStore, name: str, rows: np.ndarray | slice
+    ) -> np.ndarray:
+        """Return codes of the grown store; 0 everywhere where `store` lacks the column."""
+        if name not in store.context:
+            return np.zeros(store.num_behaviours, dtype=np.int32)[rows]
+        codes = store.context[name].codes[rows]
+        return codes if store is self.base else self.context[name][1][codes]
 
     def _copy_base(self, arrays: ScratchColumns, offsets_U1: np.ndarray, report: Progress) -> None:
         base = self.base
@@ -251,13 +280,15 @@ class _Merge:
             arrays.time_N[place_T] = base.timestamps_N[begin:end]
             for name in self.actions:
                 arrays.actions[f"{ACTION}{name}"][place_T] = _action(base, name)[begin:end]
+            for name, codes_N in arrays.context.items():
+                codes_N[place_T] = self._context_codes(base, name, slice(begin, end))
             report("copying the store", end, base.num_behaviours)
 
     def _meta(
         self, lengths_U: np.ndarray, users: "_Rows", items: "_Rows", behaviours: int
     ) -> dict[str, Any]:
         base = self.base
-        ours = ("format", "users", "items", "behaviours", "digest")
+        ours = ("format", "users", "items", "behaviours", "digest", "item_vectors")
         meta = {name: value for name, value in base.meta.items() if name not in ours}
         step = {
             "before": base.digest,

@@ -1,6 +1,6 @@
 """The one batch type: jagged, int64 ids, nothing padded. Touch this when a batch holds more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ class JaggedBatch:
     next_timestamps_T: torch.Tensor  # int64, the own timestamp where there is no next behaviour
     supervised_T: torch.Tensor  # bool
     actions: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> float32 [T]
+    context: dict[str, torch.Tensor] = field(default_factory=dict)  # name -> int64 codes [T]
     # Name -> int64 codes [B] of the features with one category a user; others: by sample_ids_B.
     user_features: dict[str, torch.Tensor] = field(default_factory=dict)
     # Targets of the whole global batch, in its order, where negatives are drawn from them.
@@ -68,6 +69,7 @@ class JaggedBatch:
             first_positions_B=self.first_positions_B[users_C],
             offsets_B1=offsets_C1,
             actions={name: value_T[source_T] for name, value_T in self.actions.items()},
+            context={name: value_T[source_T] for name, value_T in self.context.items()},
             user_features={name: value_B[users_C] for name, value_B in self.user_features.items()},
             global_targets_P=self.global_targets_P,
             **{name: getattr(self, name)[source_T] for name in by_token},
@@ -86,3 +88,21 @@ class JaggedBatch:
     def to(self, device: torch.device | str) -> "JaggedBatch":
         """Copy the batch to another device."""
         return self.map_tensors(lambda tensor: tensor.to(device))
+
+
+def merge_batches(batches: Sequence[JaggedBatch]) -> JaggedBatch:
+    """Make one batch of all users of several batches, in their order."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def join(name: str) -> Any:
+        parts = [getattr(batch, name) for batch in batches]
+        if isinstance(parts[0], dict):
+            return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        return None if parts[0] is None else torch.cat(parts)
+
+    joined = {f.name: join(f.name) for f in fields(JaggedBatch)}
+    lengths_B = torch.cat([batch.lengths_B for batch in batches])
+    return JaggedBatch(
+        **{**joined, "offsets_B1": torch.nn.functional.pad(lengths_B.cumsum(0), (1, 0))}
+    )

@@ -58,6 +58,7 @@ class Choices:
     action_values: Mapping[str, float] | None = None
     items: FeatureFile | None = None
     users: FeatureFile | None = None
+    item_vectors: Mapping[str, Any] = field(default_factory=dict)  # sources by name
     sql: str | None = None
     database: Path | None = None
     order: str = ORDER

@@ -62,7 +62,7 @@ def vocabulary_table(
     table = known if isinstance(known, FeatureTable) else None
     frame = known.frame if isinstance(known, FeatureTable) else known
     wanted = pl.LazyFrame({"id": ids.cast(pl.String)})
-    frame = frame.with_columns(id=_id_text(frame.collect_schema()["id"], ids.dtype == pl.Int64))
+    frame = frame.with_columns(id=id_text(frame.collect_schema()["id"], ids.dtype == pl.Int64))
     rows, found = pl.collect_all(
         [
             frame.select(pl.len()),
@@ -89,7 +89,7 @@ def vocabulary_table(
     return pa.table(columns), facts
 
 
-def _id_text(dtype: pl.DataType, numeric: bool) -> pl.Expr:
+def id_text(dtype: pl.DataType, numeric: bool) -> pl.Expr:
     """Return the ids of a table of features as text, spelled as the vocabulary's ids are."""
     column = pl.col("id")
     if dtype.is_float() or dtype.is_decimal():

@@ -14,13 +14,14 @@ in training and not evaluated.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from slipstream.data.context_columns import code_expression, context_feature, order_labels
 from slipstream.data.feature_columns import vocabulary_table
 from slipstream.data.log_files import explain_polars_errors
 from slipstream.data.log_ids import order_ids, unusable_ids
@@ -28,7 +29,7 @@ from slipstream.data.log_problems import IDS_ADVICE, LogProblem, examine
 from slipstream.data.log_times import LAST_SECOND
 from slipstream.data.raw_log import Progress, RawLog
 from slipstream.data.row_lookup import RowLookup
-from slipstream.data.store import ACTION, write_store
+from slipstream.data.store import ACTION, CONTEXT, write_store
 from slipstream.errors import SlipstreamError
 
 BATCH_ROWS = 1 << 18
@@ -55,7 +56,8 @@ def ingest(
     with explain_polars_errors(log.label):
         counted = _count(log)
         rows = counted.rows - counted.nulls
-        arrays = ScratchColumns(directory, rows, [f"{ACTION}{each.name}" for each in log.actions])
+        actions = [f"{ACTION}{each.name}" for each in log.actions]
+        arrays = ScratchColumns(directory, rows, actions, list(log.context))
         offsets_U1 = _offsets(counted.users["count"].to_numpy())
         _scatter(counted, offsets_U1, arrays, report)
     drop = log.duplicates == "drop"
@@ -101,6 +103,10 @@ def ingest(
         item_table,
         user_table,
         meta,
+        {
+            name.removeprefix(CONTEXT): context_feature(arrays.context[name][:kept], labels)
+            for name, labels in counted.context.items()
+        },
     )
     arrays.remove()
 
@@ -120,6 +126,7 @@ class _Counted:
     rows: int  # all, before any is dropped
     nulls: int
     missing: dict[str, int]  # rows that lack a column, by its name
+    context: dict[str, list[str]]  # the labels of each context column
 
 
 def _count(log: RawLog) -> _Counted:
@@ -152,7 +159,22 @@ def _count(log: RawLog) -> _Counted:
         rows,
         rows - facts["rows"],
         {name: count for name, count in missing.items() if count},
+        _context_labels(log, frame),
     )
+
+
+def _context_labels(log: RawLog, frame: pl.LazyFrame) -> dict[str, list[str]]:
+    """Return the labels of every context column, ascending."""
+    if not log.context:
+        return {}
+    found = pl.collect_all(
+        [frame.select(pl.col(name).unique()) for name in log.context], engine="streaming"
+    )
+    labels = {}
+    for name, texts in zip(log.columns.context, found, strict=True):
+        numeric = log.untyped or log.schema[name].is_integer()
+        labels[f"{CONTEXT}{name}"] = order_labels(name, texts.to_series(), numeric)
+    return labels
 
 
 def _count_rows(log: RawLog, frame: pl.LazyFrame) -> tuple[dict[str, int], dict[str, pl.DataFrame]]:
@@ -198,15 +220,20 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 class ScratchColumns:
     """Scratch columns; large ones are mapped files, so they need not fit in memory."""
 
-    def __init__(self, directory: Path, rows: int, actions: list[str]) -> None:
+    def __init__(
+        self, directory: Path, rows: int, actions: list[str], context: Sequence[str] = ()
+    ) -> None:
         self.directory = directory / "scratch"
         self.directory.mkdir()
-        self.in_memory = rows * (16 + 4 * len(actions)) <= IN_MEMORY
+        self.in_memory = rows * (16 + 4 * (len(actions) + len(context))) <= IN_MEMORY
         self.item_N = self._map("item", np.int64, rows)
         self.time_N = self._map("time", np.int64, rows)
         self.actions = {
             name: self._map(f"action{index}", np.float32, rows)
             for index, name in enumerate(actions)
+        }
+        self.context = {
+            name: self._map(f"context{index}", np.int32, rows) for index, name in enumerate(context)
         }
 
     def _map(self, name: str, dtype: type, rows: int) -> np.ndarray:
@@ -227,6 +254,7 @@ class ScratchColumns:
         yield "item", self.item_N
         yield "time", self.time_N
         yield from self.actions.items()
+        yield from self.context.items()
 
     def remove(self) -> None:
         for path in self.directory.iterdir():
@@ -238,7 +266,8 @@ def _scatter(
     counted: _Counted, offsets_U1: np.ndarray, arrays: ScratchColumns, report: Progress
 ) -> None:
     """Second pass: write each behaviour, ids replaced by rows, to its user's next free place."""
-    encoded, lookups = counted.frame, {}
+    codes = [code_expression(name, labels) for name, labels in counted.context.items()]
+    encoded, lookups = counted.frame.with_columns(codes), {}
     for role, keys in counted.keys.items():
         if keys.schema["key"] == pl.Int64:
             lookups[role] = RowLookup(keys["key"].to_numpy())
@@ -398,12 +427,12 @@ def _stable_order(users_T: np.ndarray, times_T: np.ndarray) -> np.ndarray:
 
 
 def _repeats(user_T: np.ndarray, columns: list[np.ndarray]) -> np.ndarray:
-    """Mark the behaviours that equal an earlier one in all of user, item, time and actions.
+    """Mark the behaviours that equal an earlier one in all of user, item, time and the others.
 
-    The columns are item, time, actions …, by user, then time, then place in the file. Only
+    The columns are item, time, actions, context, by user, then time, then place in the file. Only
     behaviours at the same time as another one are compared.
     """
-    item_T, time_T, *actions = columns
+    item_T, time_T, *others = columns
     repeats_T = np.zeros(user_T.size, dtype=bool)
     same_T = (time_T[1:] == time_T[:-1]) & (user_T[1:] == user_T[:-1])
     if not same_T.any():
@@ -413,7 +442,7 @@ def _repeats(user_T: np.ndarray, columns: list[np.ndarray]) -> np.ndarray:
     tied_T[:-1] |= same_T
     tied = np.flatnonzero(tied_T)
     moment = np.cumsum(np.concatenate([[True], ~same_T]))[tied]  # one number per user and time
-    parts = [moment, *(column[tied] for column in (item_T, *actions))]
+    parts = [moment, *(column[tied] for column in (item_T, *others))]
     order = np.lexsort(parts[::-1])  # stable: equal ones stay in their order
     equal = np.ones(tied.size - 1, dtype=bool)
     for part in parts:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.data.batch import JaggedBatch
+from slipstream.data.batch import JaggedBatch, merge_batches
 from slipstream.data.sampler import TrainingSampler
 
 
@@ -36,13 +36,15 @@ class LoadedBatch:
 class PrefetchingLoader:
     """The batches of a sampler, made up to `ahead` before they are asked for.
 
+    With `merge` a batch is so many of the sampler's, one after the other; the last of an epoch may
+    be fewer.
     One thread calls `take` (or `next_batch`). Close the loader, or use it as a context manager.
     """
 
-    def __init__(self, sampler: TrainingSampler, ahead: int = 2) -> None:
+    def __init__(self, sampler: TrainingSampler, ahead: int = 2, merge: int = 1) -> None:
         if ahead < 1:
             raise ValueError(f"a loader works at least one batch ahead, got {ahead}")
-        self._sampler, self._ahead = sampler, ahead
+        self._sampler, self._ahead, self._merge = sampler, ahead, merge
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slipstream-loader")
         self._queue: deque[Future[LoadedBatch]] = deque()
         self._used = self._position()
@@ -89,7 +91,7 @@ class PrefetchingLoader:
     @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch."""
-        return self._sampler.steps_per_epoch
+        return -(-self._sampler.steps_per_epoch // self._merge)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sampler's state after the last batch used."""
@@ -113,7 +115,10 @@ class PrefetchingLoader:
         self.close()
 
     def _make(self) -> LoadedBatch:
-        return LoadedBatch(self._sampler.next_batch(), self._position())
+        batches = [self._sampler.next_batch()]
+        while len(batches) < self._merge and not self._sampler.at_epoch_end:
+            batches.append(self._sampler.next_batch())
+        return LoadedBatch(merge_batches(batches), self._position())
 
     def _position(self) -> Position:
         return Position(self._sampler.state_dict(), self._sampler.epoch, self._sampler.at_epoch_end)

@@ -48,11 +48,12 @@ def paths_of(source: TableSource) -> list[str | os.PathLike[str]]:
 def log_columns(choices: Choices) -> list[str]:
     """Return the columns of the log that the choices name."""
     columns = choices.columns
-    named = [columns.user, columns.item, *columns.actions, columns.time, columns.title]
+    named = [columns.user, columns.item, *columns.actions, *columns.context]
+    more = [columns.time, columns.title]
     for each in (choices.items, choices.users):
         if each is not None and each.data is None:
-            named += [*feature_names(each.features), each.title]
-    return [name for name in named if name is not None]
+            more += [*feature_names(each.features), each.title]
+    return named + [name for name in more if name is not None]
 
 
 def open_own_log(table: LogTable, choices: Choices) -> RawLog:
@@ -66,6 +67,7 @@ def open_own_log(table: LogTable, choices: Choices) -> RawLog:
     if items.title is None and columns.title is not None:
         items = _with_title(items, columns.title)
     named = asdict(columns) | {"actions": list(columns.actions)}
+    named |= {"context": list(columns.context)}
     facts = {"name": table.label, "path": table.label, "files": len(table.paths), "columns": named}
     facts["choices"] = {
         "time_unit": choices.time_unit,
@@ -109,7 +111,9 @@ def with_time_or_without(columns: Columns, schema: pl.Schema) -> Columns:
     """Return the columns, without the time if it is optional and the log lacks it."""
     if not columns.time_optional or columns.time is None or columns.time in schema:
         return columns
-    likely = likely_time_column(schema, {columns.user, columns.item, *columns.actions})
+    likely = likely_time_column(
+        schema, {columns.user, columns.item, *columns.actions, *columns.context}
+    )
     if likely is not None:
         raise SlipstreamError(
             f"the log has no column '{columns.time}', but '{likely}' looks like a time; give "

@@ -24,6 +24,7 @@ from slipstream.data.download import (
     wrong_md5,
 )
 from slipstream.data.ingest import Filters, ingest
+from slipstream.data.item_vectors import write_item_vectors
 from slipstream.data.log_files import expand_paths, explain_polars_errors
 from slipstream.data.own_log import log_columns, open_own_log, open_table, paths_of
 from slipstream.data.raw_log import Progress, RawLog
@@ -63,7 +64,15 @@ def prepare(
         filters = replace(base, **{key: value for key, value in given.items() if value is not None})
         with atomic_directory(out) as directory:
             ingest(log, directory, filters, progress=report)
+            if choices.item_vectors:
+                write_item_vectors(directory, choices.item_vectors, _vector_ids(choices))
     return SequenceStore.open(out)
+
+
+def _vector_ids(choices: Choices) -> str:
+    """Return the name that the column of item ids has in tables of items."""
+    named = None if choices.items is None else choices.items.id
+    return named or choices.columns.item
 
 
 def _is_name(data: TableSource | None) -> bool:
@@ -76,10 +85,10 @@ def _check_source(data: TableSource | None, choices: Choices) -> None:
         raise SlipstreamError("give a data set, a log or a query (--sql), and only one of them")
     if _is_name(data):
         own = (choices.items, choices.users, choices.action_values)
-        if any(each is not None for each in own):
+        if any(each is not None for each in own) or choices.columns.context:
             raise SlipstreamError(
-                f"'{data}' is a known data set; features and action values are chosen for a log of "
-                "your own only"
+                f"'{data}' is a known data set; features, action values and context are chosen for "
+                "a log of your own only"
             )
     elif isinstance(data, str) and not Path(data).exists() and not any(c in data for c in "*?[/."):
         raise SlipstreamError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from slipstream.data.context_columns import context_texts
 from slipstream.data.feature_columns import FeatureTable
 from slipstream.data.log_actions import ActionColumn, read_action_columns
 from slipstream.data.log_files import LogTable, explain_polars_errors
@@ -35,15 +36,20 @@ class Columns:
     actions: tuple[str, ...] = ()
     title: str | None = None
     time_optional: bool = False
+    context: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         actions = (self.actions,) if isinstance(self.actions, str) else tuple(self.actions)
         object.__setattr__(self, "actions", actions)
+        context = (self.context,) if isinstance(self.context, str) else tuple(self.context)
+        object.__setattr__(self, "context", context)
         named = [self.user, self.item, *self.actions] + ([self.time] if self.time else [])
         if len(set(named)) < len(named):
             raise SlipstreamError(
                 "user, item, time and action columns must be different columns, each named once"
             )
+        if len(set(context)) < len(context):
+            raise SlipstreamError("a context column is named twice; name each once")
 
     def roles(self) -> dict[str, str]:
         """Return the names of the columns that every row must fill, by role."""
@@ -75,6 +81,7 @@ class RawLog:
     schema: pl.Schema = field(init=False)
     time: TimeColumn = field(init=False)
     actions: tuple[ActionColumn, ...] = field(init=False)
+    context: Mapping[str, pl.Expr] = field(init=False)  # texts by canonical column
 
     def __post_init__(self) -> None:
         def fill_in(name: str, value: Any) -> None:
@@ -85,6 +92,7 @@ class RawLog:
         with explain_polars_errors(self.label):
             fill_in("schema", self.raw.collect_schema())
         wanted = self.columns.roles() | {f"action {name}": name for name in self.columns.actions}
+        wanted |= {f"context {name}": name for name in self.columns.context}
         wanted |= {"title": self.columns.title} if self.columns.title else {}
         for role, name in wanted.items():
             if name not in self.schema:
@@ -95,6 +103,7 @@ class RawLog:
         fill_in("time", read_time_column(self.table, self.columns.time, self.time_unit))
         actions = read_action_columns(self.table, self.columns.actions, self.action_values)
         fill_in("actions", actions)
+        fill_in("context", context_texts(self.schema, self.columns.context))
 
     @property
     def label(self) -> str:
@@ -104,7 +113,7 @@ class RawLog:
         """Return the canonical columns.
 
         `user` and `item` (int64 or text), `time` (int64, `time.per_second` to a second),
-        `action:<name>` (float32).
+        `action:<name>` (float32), `context:<name>` (text, empty where it is not known).
         """
         named = {
             role: id_expression(name, self.schema[name], role)
@@ -112,7 +121,8 @@ class RawLog:
         }
         time_type = self.schema[self.time.name] if self.time.name else None
         named["time"] = self.time.expression(time_type)
-        return named | {f"{ACTION}{each.name}": each.values for each in self.actions}
+        named |= {f"{ACTION}{each.name}": each.values for each in self.actions}
+        return named | dict(self.context)
 
     def guesses_ids(self, role: str) -> bool:
         """Whether ids of a role that are all whole numbers are numbers, though they are text."""

@@ -79,6 +79,7 @@ def figures(store: SequenceStore) -> dict[str, Any]:
             }
             for name, values_N in sorted(store.actions.items())
         },
+        "context_known": {name: float(each.known_V.mean()) for name, each in store.context.items()},
     }
 
 
@@ -91,6 +92,7 @@ def summary(store: SequenceStore) -> dict[str, Any]:
         "behaviours": store.num_behaviours,
         "timed": store.timed,
         "actions": sorted(store.actions),
+        "context": {name: each.cardinality - 1 for name, each in store.context.items()},
         "item_features": {name: _feature(each) for name, each in store.item_features.items()},
         "user_features": {name: _feature(each) for name, each in store.user_features.items()},
         "titles": store.items.titled,
@@ -145,6 +147,8 @@ def statistics(store: SequenceStore) -> dict[str, str]:
         facts[f"action {name}"] = (
             f"mean {values['mean']:.4f}, min {values['min']:g}, max {values['max']:g}"
         )
+    for name, known in found["context_known"].items():
+        facts[f"context {name}"] = f"{found['context'][name]:,} categories, known for {known:.1%}"
     for noun in ("item", "user"):
         for name, feature in found[f"{noun}_features"].items():
             facts[f"{noun} feature {name}"] = feature_words(feature)

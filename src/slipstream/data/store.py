@@ -1,13 +1,15 @@
 """The sequence store: every user's behaviours in Arrow IPC files, mapped and read without a copy.
 
-Touch this when the layout of a store changes. A store is a directory of four files:
+Touch this when the layout of a store changes. A store is a directory of these files:
 
-    sequences.arrow   one row per user: large_list columns `items`, `timestamps` and one
-                      `action:<name>` per action
+    sequences.arrow   one row per user: large_list columns `items`, `timestamps`, one
+                      `action:<name>` per action and one `context:<name>` per context column (a
+                      list of dictionary values, int32 codes)
     items.arrow       the item vocabulary: `id` (int64 or text, ascending in each part), `title`,
                       one `feature:<name>` column each: a dictionary (one category a row), a list of
                       dictionary values (several categories a row), or float32 (a number)
     users.arrow       the same for users
+    vectors/*.npy     pretrained vectors of items, if there are any (see item_vectors.py)
     store.json        format, counts, order rule, filters, source, digest; of a store that has
                       grown also its parts and its lineage (what was appended to what)
 
@@ -17,7 +19,7 @@ its size.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,13 +36,15 @@ FORMAT = 2
 GROWN_FORMAT = 3  # as 2, but the ids ascend within each part: the base, then each append
 READABLE = (1, 2, 3)  # format 1 has one category a row, nothing else
 SEQUENCES, ITEMS, USERS, META = "sequences.arrow", "items.arrow", "users.arrow", "store.json"
-ACTION, FEATURE = "action:", "feature:"
+ACTION, CONTEXT, FEATURE = "action:", "context:", "feature:"
 FEATURE_KINDS = ("category", "categories", "number")
 
 
 @dataclass(frozen=True)
 class Feature:
     """A column of a vocabulary: one category a row, several categories a row, or a number.
+
+    A context column has one category a behaviour.
 
     Code 0 is "unknown". Labels ascend from code 1, those of each append after the earlier ones.
     Row r of "categories" has the codes `codes[offsets_V1[r]:offsets_V1[r + 1]]`. An unknown number
@@ -189,8 +193,17 @@ class SequenceStore:
             for name, column in lists.items()
             if name.startswith(ACTION)
         }
+        self.context: dict[str, Feature] = {  # one category a behaviour, codes as int32
+            name.removeprefix(CONTEXT): Feature.of_column(column.values)
+            for name, column in lists.items()
+            if name.startswith(CONTEXT)
+        }
         self.items, self.item_features = _vocabulary(items, "item", meta.get("item_parts", ()))
         self.users, self.user_features = _vocabulary(users, "user", meta.get("user_parts", ()))
+        self.item_vectors: dict[str, np.ndarray] = {
+            name: _map_vectors(vectors_path(directory, name), self.num_items)
+            for name in meta.get("item_vectors", {})
+        }
 
     @classmethod
     def open(cls, directory: str | Path) -> "SequenceStore":
@@ -203,8 +216,10 @@ class SequenceStore:
             )
         meta = read_json(directory / META)
         if not isinstance(meta, dict) or meta.get("format") not in READABLE:
+            *others, last = map(str, READABLE)
             raise SlipstreamError(
-                f"{directory} is not a store of format {FORMAT}; prepare the data again"
+                f"{directory} is not a store of format {', '.join(others)} or {last}; prepare the "
+                "data again, or use the version of Slipstream that wrote it"
             )
         batches = [map_batch(directory / name) for name in (SEQUENCES, ITEMS, USERS)]
         try:
@@ -270,8 +285,10 @@ class SequenceStore:
             parts.append("no times")
         for noun, names in (
             ("actions", self.actions),
+            ("context", self.context),
             ("features", self.item_features),
             ("user features", self.user_features),
+            ("item vectors", self.item_vectors),
         ):
             parts += [f"{noun} {', '.join(names)}"] if names else []
         return f"store {self.directory}: {', '.join(parts)}"
@@ -285,8 +302,10 @@ class SequenceStore:
         }
         names = {
             "actions": list(self.actions),
+            "context": list(self.context),
             "item features": list(self.item_features),
             "user features": list(self.user_features),
+            "item vectors": list(self.item_vectors),
         }
         listed = {noun: ", ".join(found) for noun, found in names.items() if found}
         return card(f"Store {self.directory}", counts | listed)
@@ -301,6 +320,24 @@ def map_batch(path: Path) -> pa.RecordBatch:
         raise SlipstreamError(f"{path} is missing; prepare the data again") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise SlipstreamError(f"{path} is damaged ({error}); prepare the data again") from error
+
+
+def vectors_path(directory: Path, name: str) -> Path:
+    """Return the file of some item vectors."""
+    return directory / "vectors" / f"{name}.npy"
+
+
+def _map_vectors(path: Path, items: int) -> np.ndarray:
+    """Map the vectors of all items; what is written to the array stays in memory."""
+    try:
+        vectors_ND: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise SlipstreamError(f"{path} is damaged ({error}); prepare the data again") from error
+    if vectors_ND.ndim != 2 or len(vectors_ND) != items:
+        raise SlipstreamError(
+            f"{path} has the shape {vectors_ND.shape} for {items} items; prepare the data again"
+        )
+    return vectors_ND
 
 
 def _vocabulary(
@@ -326,6 +363,7 @@ def write_store(
     items: pa.Table,
     users: pa.Table,
     meta: dict[str, Any],
+    context: Mapping[str, Feature] | None = None,
 ) -> None:
     """Write the four files into `directory`, usually one of `atomic_directory`.
 
@@ -338,6 +376,10 @@ def write_store(
     }
     for name, array in values.items():
         columns[name] = pa.LargeListArray.from_arrays(offsets, pa.array(array))
+    for name, each in sorted((context or {}).items()):
+        codes = pa.array(each.codes, type=pa.int32())
+        encoded = pa.DictionaryArray.from_arrays(codes, each.labels)
+        columns[f"{CONTEXT}{name}"] = pa.LargeListArray.from_arrays(offsets, encoded)
     _write_batch(directory / SEQUENCES, pa.record_batch(columns))
     for name, table in ((ITEMS, items), (USERS, users)):
         _write_batch(directory / name, table.combine_chunks().to_batches()[0])
@@ -346,7 +388,7 @@ def write_store(
         "items": items.num_rows,
         "behaviours": int(items_N.size),
     }
-    digest = content_digest(offsets_U1, values, items, users)
+    digest = content_digest(offsets_U1, values, items, users, context or {})
     write_json(directory / META, {"format": FORMAT} | counts | meta | {"digest": digest})
 
 
@@ -356,7 +398,11 @@ def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 
 def content_digest(
-    offsets_U1: np.ndarray, values: dict[str, np.ndarray], items: pa.Table, users: pa.Table
+    offsets_U1: np.ndarray,
+    values: dict[str, np.ndarray],
+    items: pa.Table,
+    users: pa.Table,
+    context: Mapping[str, Feature],
 ) -> str:
     """Compute a digest of the store's content, independent of library and platform."""
     digest = hashlib.blake2b(digest_size=16)
@@ -369,6 +415,9 @@ def content_digest(
     add("offsets", _array_bytes(offsets_U1))
     for name in sorted(values):
         add(name, _array_bytes(values[name]))
+    for name, each in sorted(context.items()):
+        add(f"{CONTEXT}{name}", _array_bytes(each.codes))
+        add(f"{CONTEXT}{name}.labels", _column_bytes(pa.chunked_array([each.labels])))
     for noun, table in (("items", items), ("users", users)):
         for name in table.schema.names:
             add(f"{noun}.{name}", _column_bytes(table.column(name)))

@@ -54,6 +54,10 @@ def cut_windows(
         next_timestamps_T=tensor(store.timestamps_N[next_T]),
         supervised_T=tensor(supervised_T),
         actions={name: tensor(values_N[source_T]) for name, values_N in store.actions.items()},
+        context={
+            name: tensor(each.codes[source_T].astype(np.int64))
+            for name, each in store.context.items()
+        },
         user_features={
             name: tensor(feature.codes[users_B])
             for name, feature in store.user_features.items()

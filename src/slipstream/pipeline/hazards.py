@@ -81,7 +81,7 @@ def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[
         place += len(group)
 
 
-def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
+def programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
     """Return every thread's tasks in its order."""
     if schedule.serial:
         return [
@@ -102,13 +102,13 @@ def _programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
 
 def before(schedule: Schedule, steps: int, micros: int) -> dict[Task, frozenset[Task]]:
     """Return for each task all tasks that certainly end before it; stuck tasks are left out."""
-    programs = [list(program) for program in _programs(schedule, steps, micros)]
+    threads = [list(program) for program in programs(schedule, steps, micros)]
     known: dict[Task, frozenset[Task]] = {}
-    previous: list[Task | None] = [None] * len(programs)
+    previous: list[Task | None] = [None] * len(threads)
     progress = True
     while progress:
         progress = False
-        for place, program in enumerate(programs):
+        for place, program in enumerate(threads):
             while program:
                 task = program[0]
                 direct = list(needs(schedule, task, lambda step: micros))
@@ -127,7 +127,7 @@ def problems(schedule: Schedule) -> tuple[str, ...]:
     """Return what a schedule's order fails to guarantee; empty if it keeps its promise."""
     steps, micros = 2 * schedule.buffers_ahead + schedule.staleness + 4, 2
     known = before(schedule, steps, micros)
-    everything = [task for program in _programs(schedule, steps, micros) for task in program]
+    everything = [task for program in programs(schedule, steps, micros) for task in program]
     stuck = [task for task in everything if task not in known]
     if stuck:
         return (f"{stuck[0].stage} of step {stuck[0].step} waits for itself",)
@@ -160,6 +160,11 @@ def _broken(
         Task("answer", step, micros - 1), Task("refresh", step)
     ):
         yield "rows are copied while they are being read"
+    for earlier in range(step if not schedule.staleness else 0):
+        held = earlier in copied_from(schedule, step)
+        seen = Task(schedule.row_update if held else "write", earlier)
+        if not ordered(seen, Task("compute", step)):
+            yield f"rows read on demand may miss the update of {step - earlier} steps earlier"
     if not ordered(updated, Task("write", step)):
         yield "rows are written back before they are updated"
     if schedule.row_update != PACE and not ordered(Task(PACE, step), updated):

@@ -22,6 +22,12 @@ def refuse_unsafe_work(
             "objective would change; use schedule=dual_buffer, or a loss that does not mix "
             "samples such as sampled_softmax"
         )
+    if schedule.staleness and work.on_demand is not None:
+        raise SlipstreamError(
+            f"schedule '{schedule.name}' updates rows while later steps compute, but rows of table "
+            f"'{work.on_demand.table}' are read on demand (loss.fetch=segmented), at once; use an "
+            "exact schedule such as train.schedule=nested, or loss.fetch=whole"
+        )
     for table in tables.values():
         if table.optimizer.updates_untouched_rows:
             raise SlipstreamError(

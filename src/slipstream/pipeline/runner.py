@@ -21,12 +21,13 @@ import torch
 
 from slipstream.pipeline import adaptive, hazards
 from slipstream.pipeline.buffers import RowBuffer
+from slipstream.pipeline.current_rows import CurrentRows
 from slipstream.pipeline.executor import Action, Delay, Executor
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.refusals import refuse_unsafe_work
 from slipstream.pipeline.schedule import Lane, Schedule, make_schedule, with_device
 from slipstream.pipeline.trace import Trace
-from slipstream.pipeline.work import MicroBatch, StepResult, Work
+from slipstream.pipeline.work import MicroBatch, OnDemandRows, StepResult, Work
 from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Lookups, Route, distinct
 
@@ -112,6 +113,7 @@ class Pipeline:
         self._steps: dict[int, _InflightStep] = {}
         self._loaded: deque[Any] = deque()  # batches an earlier executor loaded and did not use
         self._newest, self._stop_asked = -1, False
+        self._current = None if work.on_demand is None else self._connect(work.on_demand)
         self._executor = self._start(schedule)
         self._running: Generator[int, None, None] | None = None
 
@@ -128,6 +130,23 @@ class Pipeline:
             closers=self.groups.closers,
             first=self._base,
         )
+
+    def _connect(self, on_demand: OnDemandRows) -> CurrentRows:
+        """Let the work read and update rows through the buffers."""
+        name = on_demand.table
+
+        def buffers() -> dict[int, RowBuffer]:
+            inflight = list(self._steps.items())
+            return {step: one.buffers[name] for step, one in inflight if name in one.buffers}
+
+        current = CurrentRows(
+            self.tables[name],
+            buffers,
+            lambda: self._executor.pause(Lane.TABLE),
+            lambda: self.schedule.buffers_ahead,
+        )
+        on_demand.connect(current)
+        return current
 
     def __enter__(self) -> "Pipeline":
         return self
@@ -192,12 +211,10 @@ class Pipeline:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """Hold all lanes off the tables, which contain every update so far, flushed."""
+        """Hold all lanes off the tables, which contain every update so far."""
         if self._newest >= 0:
             self._executor.settle(self._newest)
         with self._executor.pause(Lane.TABLE):
-            for table in self.tables.values():
-                table.flush()
             yield
 
     def stale_rows(self) -> StaleRows:
@@ -225,6 +242,8 @@ class Pipeline:
             running.close()
             for table in self.tables.values():
                 table.flush()
+        if (on_demand := self.work.on_demand) is not None:
+            on_demand.connect(self.tables[on_demand.table])
 
     def finish(self) -> list[Any]:
         """Close after the newest step; return the batches loaded beyond it, in their order."""
@@ -323,7 +342,11 @@ class Pipeline:
 
     def _compute(self, step: int, micro: int) -> None:
         now = self._steps[step]
+        if self._current is not None:
+            self._current.step = step
         if now.micros[micro].content is None:
+            if self.work.on_demand is not None:
+                self.work.on_demand.take_part()
             return
         loss = self.work.loss(now.micros[micro], self.first_step + step, now.lookups[micro])
         torch.autograd.backward(loss / max(now.count, 1))
@@ -340,10 +363,14 @@ class Pipeline:
                 total_UD = now.grads.setdefault(name, grads_OD.new_zeros(whole, grads_OD.shape[1]))
                 total_UD.index_add_(0, places_O, grads_OD)
         if micro == len(now.micros) - 1:
-            summed = self.groups.sum_replicas(
-                {name: (now.own[name], grads_UD) for name, grads_UD in now.grads.items()}
-            )
-            now.grads = {name: grads_UD for name, (_, grads_UD) in summed.items()}
+            on_demand = self.work.on_demand  # sums over replicas together with its own gradients
+            own = {
+                name: (now.own[name], grads_UD)
+                for name, grads_UD in now.grads.items()
+                if on_demand is None or name != on_demand.table
+            }
+            summed = self.groups.sum_replicas(own) if own else {}
+            now.grads |= {name: grads_UD for name, (_, grads_UD) in summed.items()}
 
     def _reduce(self, step: int, micro: int) -> None:
         now = self._steps[step]
@@ -357,8 +384,11 @@ class Pipeline:
 
     def _update_rows(self, step: int, micro: int) -> None:
         now = self._steps[step]
-        lr = self.work.table_lr(self.first_step + step)
+        lr, on_demand = self.work.table_lr(self.first_step + step), self.work.on_demand
         for name, buffer in now.buffers.items():
+            if on_demand is not None and name == on_demand.table:
+                on_demand.update({name: (now.own[name], now.grads.pop(name))}, lr)
+                continue
             if self.schedule.staleness:
                 now.before[name] = buffer.weights_UD.clone()
             buffer.update(self.tables[name].optimizer, now.grads.pop(name), lr)

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from slipstream.pipeline.current_rows import RowSource
 from slipstream.tables.communicator import Communicator
-from slipstream.tables.exchange import Lookups
+from slipstream.tables.exchange import Gradients, Lookups
 
 Keys = Mapping[str, Sequence[torch.Tensor]]  # table -> key lists, as the exchange takes them
 
@@ -37,12 +38,41 @@ class StepResult:
     lookup_seconds: float = 0.0  # the plain loop: planning, reading and updating the rows
 
 
+class OnDemandRows(Protocol):
+    """Rows of one table that `Work.loss` reads by itself, beside those of the micro-batch's keys.
+
+    The compute lane calls these methods, in the same order on every rank.
+    """
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        ...
+
+    def connect(self, rows: RowSource) -> None:
+        """Read and update rows here from now on."""
+        ...
+
+    def take_part(self) -> None:
+        """Serve other ranks where this rank's micro-batch has no samples."""
+        ...
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        """Update the table: `gradients` are those of the micro-batches' keys at their owner."""
+        ...
+
+
 class Work(Protocol):
     """One model in training. Methods named with a lane are called by its thread, one at a time."""
 
     @property
     def mixes_samples(self) -> str | None:
         """What makes samples of a batch depend on each other (a loss, a layer), or None."""
+        ...
+
+    @property
+    def on_demand(self) -> OnDemandRows | None:
+        """Rows that `loss` reads by itself, or None."""
         ...
 
     def next_batch(self) -> Any | None:

@@ -6,17 +6,18 @@ lists are summed in the one leaf tensor `rows_UD`. On many ranks the exchange ca
 gradients between the ranks, and replica groups agree on the sums before rows are updated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from slipstream.ops.row_readers import RowTile
 from slipstream.ops.rows import coalesce, unique_keys
 from slipstream.tables.embedding_table import CHUNK, EmbeddingTable
 from slipstream.tables.exchange import Exchange, Gradients, Lookups
 from slipstream.tables.replicas import Replicas
 from slipstream.tables.row_optimizers import State
 
-__all__ = ["Lookups", "TableCollection", "add"]
+__all__ = ["Lookups", "TableCollection", "TableRows", "add"]
 
 
 class TableCollection:
@@ -46,6 +47,24 @@ class TableCollection:
             {name: self.tables[name].gather(owned_O) for name, owned_O in route.owned.items()},
         )
 
+    def peek(self, name: str, keys_C: torch.Tensor) -> torch.Tensor:
+        """Copy the weights of rows of all ranks, past every cache. Collective.
+
+        Keys may come in any order and repeat.
+        """
+        if self.exchange.keeps_whole(name):
+            return self.tables[name].peek(keys_C)
+        route = self.exchange.route({name: [keys_C]})
+        owned = {table: self.tables[table].peek(keys_O) for table, keys_O in route.owned.items()}
+        return self.exchange.answer(route, owned)[name].rows(0).detach()
+
+    def row_tiles(self, name: str) -> Iterator[RowTile]:
+        """Yield (first row, weights of rows) over the whole table, tile by tile. Collective."""
+        rows = self.tables[name].num_rows
+        assert rows is not None
+        for begin in range(0, rows, CHUNK):
+            yield begin, self.peek(name, torch.arange(begin, min(begin + CHUNK, rows)))
+
     def apply(self, lookups: Lookups | Sequence[Lookups], lr: float) -> None:
         """Make one optimizer step from the gradients of one lookup or several micro-batches."""
         steps = [lookups] if isinstance(lookups, Lookups) else lookups
@@ -54,7 +73,7 @@ class TableCollection:
     def update(self, gradients: Gradients, lr: float) -> None:
         """Make one optimizer step from collected gradients. Collective if there are replicas."""
         if self.replicas is not None:
-            gradients, lr = self.replicas.before_update(gradients), lr * self.replicas.lr_factor
+            gradients = self.replicas.before_update(gradients)
         for name, (keys_O, grads_OD) in gradients.items():
             if keys_O.numel():
                 self.tables[name].apply(keys_O, grads_OD, lr)
@@ -68,12 +87,9 @@ class TableCollection:
 
     def all_rows(self, name: str) -> torch.Tensor:
         """Return the weights of rows 0 … num_rows - 1 of all ranks, to read only. Collective."""
-        table = self.tables[name]
         if self.exchange.keeps_whole(name):
-            return table.all_rows()
-        assert table.num_rows is not None
-        parts = torch.arange(table.num_rows).split(CHUNK)
-        return torch.cat([self.lookup({name: [keys_U]})[name].rows_UD.detach() for keys_U in parts])
+            return self.tables[name].all_rows()
+        return torch.cat([rows_CD for _, rows_CD in self.row_tiles(name)])
 
     def clear(self) -> None:
         """Reset every row to its first value; flushed files stay until the next flush."""
@@ -99,6 +115,25 @@ class TableCollection:
             start = f"{name}/"
             own = {k.removeprefix(start): v for k, v in saved.items() if k.startswith(start)}
             table.load_state_dict(own)
+
+
+class TableRows:
+    """The rows of a table as a search reads them: past every cache, tile by tile. Collective."""
+
+    def __init__(self, tables: TableCollection, name: str) -> None:
+        self._tables, self._name = tables, name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        table = self._tables[self._name]
+        assert table.num_rows is not None
+        return table.num_rows, table.dim
+
+    def take(self, rows_C: torch.Tensor) -> torch.Tensor:
+        return self._tables.peek(self._name, rows_C)
+
+    def tiles(self) -> Iterator[RowTile]:
+        return self._tables.row_tiles(self._name)
 
 
 def add(parts: Sequence[Gradients]) -> Gradients:

@@ -98,7 +98,10 @@ class RecordFiles:
             return {}
         manifest = read_json(path)
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise SlipstreamError(f"{path} does not describe a table of format {FORMAT}")
+            raise SlipstreamError(
+                f"{path} does not describe a table of format {FORMAT}; remove {self.directory}, a "
+                "run fills it again from its checkpoint"
+            )
         found = {_EARLIER_KEYS.get(name, name): it for name, it in manifest["table"].items()}
         for name, wanted in self.spec.items():
             if found.get(name) != wanted:

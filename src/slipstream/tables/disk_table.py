@@ -35,13 +35,16 @@ from slipstream.tables.embedding_table import (
     check_keys,
     check_shape,
     first_rows,
+    key_and_row_bytes,
     refuse_dense_optimizer,
     row_state,
     save_touched,
     write_saved,
 )
 from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.row_snapshot import RowBuffers, RowSnapshot, Snapshots
 from slipstream.tables.slices import Placement
+from slipstream.tables.updated_rows import UpdatedRows
 
 READERS = 16
 
@@ -112,8 +115,10 @@ class DiskTable:
         self.num_rows = max(num_rows, self._files.records) if numbered else num_rows
         if numbered:
             self._numbering.count = self.num_rows
+        self._updated = UpdatedRows(self._numbering.count)
         self._throttle = None if read_rate is None else ReadThrottle(read_rate)
         self._lock = threading.RLock()
+        self._snapshots = Snapshots(self._lock)
         # Counts the writes of dirty rows: rows read before the last one may be out of date.
         self._written_back = 0
         self.counters = {"hits": 0, "reads": 0, "initialized": 0, "written": 0}
@@ -152,6 +157,11 @@ class DiskTable:
         in_order = unique_U.numel() == keys_U.numel() and torch.equal(unique_U, keys_U)
         return weights_UD if in_order else weights_UD[inverse_U]
 
+    def peek(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """Copy the weights of these rows; the cache stays as it is, and so does what leaves it."""
+        check_keys(self.name, self.num_rows, keys_U)
+        return self._fetch(keys_U, keep=False, counts_as_use=False).weights_UD
+
     def read(self, keys_U: torch.Tensor) -> Rows:
         """Copy rows with their state; rows that are not in the cache do not enter it."""
         check_keys(self.name, self.num_rows, keys_U)
@@ -163,7 +173,9 @@ class DiskTable:
         step = max(1, self._cache.capacity // 2)
         for keys, grads in zip(keys_U.split(step), grads_UD.split(step), strict=True):
             with self._lock:
+                self._snapshots.wait_for_room()
                 slots = self._cached_slots(keys)
+                self._snapshots.keep(self._numbering.numbers_of(keys), keys)
                 order = slots.argsort()
                 self.optimizer.update_(
                     self._cache.weights_CD, self._cache.state, slots[order], grads[order], lr
@@ -177,6 +189,8 @@ class DiskTable:
         for start in range(0, keys_U.numel(), step):
             part = slice(start, start + step)
             with self._lock:
+                self._snapshots.wait_for_room()
+                self._snapshots.keep(self._numbering.numbers_of(keys_U[part]), keys_U[part])
                 slots = self._cached_slots(keys_U[part], load=False)
                 state = {entry: rows.state[entry][part] for entry in self._cache.state}
                 self._cache.put(slots, Rows(rows.weights_UD[part], state))
@@ -192,7 +206,7 @@ class DiskTable:
         weights_ND = torch.empty(self.num_rows, self.dim, dtype=self.dtype)
         for start in range(0, self.num_rows, CHUNK):
             keys = torch.arange(start, min(start + CHUNK, self.num_rows))
-            weights_ND[start : start + CHUNK] = self._fetch(keys, keep=False).weights_UD
+            weights_ND[start : start + CHUNK] = self.peek(keys)
         return weights_ND
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
@@ -208,6 +222,40 @@ class DiskTable:
                 keys_U = self._numbering.keys_of(begin, end)[torch.from_numpy(numbers - begin)]
                 for part in keys_U.split(chunk):
                     yield part, self.read(part)
+
+    @property
+    def num_updated(self) -> int:
+        """How many rows changed since `mark_saved` or a snapshot (or ever)."""
+        return self._updated.count
+
+    def mark_saved(self) -> None:
+        """Forget which rows changed: a checkpoint holds them."""
+        self._updated.take()
+
+    def snapshot(self, *, whole: bool, most_bytes: int) -> RowSnapshot:
+        """Take the rows that changed since `mark_saved`, or all ever written, as saved."""
+        with self._lock:
+            marks_N = self._updated.take()
+            if whole:
+                marks_N = np.zeros(self._numbering.count, dtype=bool)
+                for begin, end in ranges(self._numbering.count):
+                    marks_N[self._files.all_written(begin, end)] = True
+                marks_N[self._cache.numbers(self._cache.dirty_slots())] = True
+            return self._snapshots.take(self, marks_N, most_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        return key_and_row_bytes(self)
+
+    def keys_at(self, begin: int, end: int) -> torch.Tensor:
+        """Return the keys of the rows numbered `begin` … `end` - 1."""
+        return self._numbering.keys_of(begin, end)
+
+    def copy_at(
+        self, places_U: np.ndarray, keys_U: torch.Tensor, buffers: RowBuffers | None
+    ) -> Rows:
+        """Copy rows from cache and files, and leave the cache as it is."""
+        return self._fetch(keys_U, keep=False, counts_as_use=False)
 
     def flush(self) -> None:
         """Make all rows durable: the table opens with them from now on."""
@@ -234,8 +282,10 @@ class DiskTable:
     def clear(self) -> None:
         """Reset every row to its first value; flushed files stay until the next flush."""
         with self._lock:
+            self._snapshots.check_none(self.name)
             self._cache.clear()
             self._files.forget_all()
+            self._updated.take()
             self._written_back += 1
 
     def close(self) -> None:
@@ -251,6 +301,7 @@ class DiskTable:
             )
         with self._lock:
             self.num_rows = self._numbering.count = num_rows
+            self._updated.grow(num_rows)
             self._files.resize(num_rows)
 
     def state_dict(self) -> State:
@@ -265,14 +316,15 @@ class DiskTable:
 
     # -- between cache and files --
 
-    def _fetch(self, keys_U: torch.Tensor, *, keep: bool) -> Rows:
+    def _fetch(self, keys_U: torch.Tensor, *, keep: bool, counts_as_use: bool = True) -> Rows:
         """Copy rows with their state from cache and files; `keep` puts them into the cache."""
         numbers_U = self._numbering.numbers_of(keys_U)
         with self._lock:
-            self._cache.clock += 1
             slots_U = self._cache.find(torch.from_numpy(numbers_U))
             hit_U = slots_U >= 0
-            self._cache.use(slots_U[hit_U])
+            if counts_as_use:
+                self._cache.clock += 1
+                self._cache.use(slots_U[hit_U])
             found = self._cache.rows(slots_U[hit_U])
             seen = self._written_back
         self.counters["hits"] += len(found.weights_UD)
@@ -318,8 +370,9 @@ class DiskTable:
             self._cache.put(slots, Rows(rows.weights_UD[absent_U], state))
 
     def _cached_slots(self, keys_U: torch.Tensor, *, load: bool = True) -> torch.Tensor:
-        """Bring rows into the cache and return their slots; without `load` new slots stay unset."""
+        """Bring rows into the cache, to update them; without `load` new slots stay unset."""
         numbers_U = self._numbering.numbers_of(keys_U)
+        self._updated.mark(torch.from_numpy(numbers_U))
         self._cache.clock += 1
         slots_U = self._cache.find(torch.from_numpy(numbers_U))
         self._cache.use(slots_U[slots_U >= 0])

@@ -9,7 +9,7 @@ Keys are always global.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +17,9 @@ from slipstream.errors import SlipstreamError
 from slipstream.ops import counter_random, native
 from slipstream.ops.kernel_call import kernel
 from slipstream.tables.row_optimizers import RowOptimizer, State
+
+if TYPE_CHECKING:
+    from slipstream.tables.row_snapshot import RowSnapshot
 
 CHUNK = 1 << 16  # rows handled at a time where a whole table is read or written
 
@@ -58,6 +61,10 @@ class EmbeddingTable(Protocol):
         """Copy the weights of these rows; keys may come in any order and repeat."""
         ...
 
+    def peek(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """Copy the weights of these rows; what a cache holds and would evict next stays as is."""
+        ...
+
     def apply(self, keys_U: torch.Tensor, grads_UD: torch.Tensor, lr: float) -> None:
         """Make one optimizer step for the rows `keys_U` (unique, ascending)."""
         ...
@@ -76,6 +83,27 @@ class EmbeddingTable(Protocol):
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Yield every row that may differ from its first value, ascending by (slice, key)."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a key, its row and its state."""
+        ...
+
+    @property
+    def num_updated(self) -> int:
+        """How many rows changed since `mark_saved` or a snapshot (or ever)."""
+        ...
+
+    def mark_saved(self) -> None:
+        """Forget which rows changed: a checkpoint holds them."""
+        ...
+
+    def snapshot(self, *, whole: bool, most_bytes: int) -> "RowSnapshot":
+        """Take the rows that changed since `mark_saved`, or all touched ones, and count as saved.
+
+        Updates may go on while it is read; `most_bytes` of rows may be kept for it in memory.
+        """
         ...
 
     def flush(self) -> None:
@@ -127,6 +155,12 @@ def row_state(optimizer: RowOptimizer, dim: int, dtype: torch.dtype, count: int 
     """Make the state of `count` untrained rows: the entries that belong to rows, by name."""
     state = optimizer.new_state(count, dim, dtype)
     return {name: value for name, value in state.items() if value.dim() > 0}
+
+
+def key_and_row_bytes(table: EmbeddingTable) -> int:
+    """Return the bytes of a key, its weights and its state."""
+    state = row_state(table.optimizer, table.dim, table.dtype)
+    return 8 + table.dim * table.dtype.itemsize + sum(each.nbytes for each in state.values())
 
 
 def check_shape(name: str, num_rows: int, dim: int) -> None:

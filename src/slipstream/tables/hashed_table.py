@@ -11,9 +11,10 @@ which ids have a row: prefetching or evaluating cannot change it.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
@@ -23,6 +24,7 @@ from slipstream.tables.embedding_table import (
     Rows,
     check_keys,
     first_rows,
+    key_and_row_bytes,
     refuse_dense_optimizer,
     row_state,
     save_touched,
@@ -31,7 +33,9 @@ from slipstream.tables.embedding_table import (
 from slipstream.tables.eviction import SHARE, smallest
 from slipstream.tables.hash_index import make_index
 from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.row_snapshot import RowBuffers, RowSnapshot, Snapshots
 from slipstream.tables.slices import slice_order
+from slipstream.tables.updated_rows import UpdatedRows
 
 Evict = Literal["lru", "lfu"]
 # State of a row besides the optimizer's: the step that last trained its id, and how many have.
@@ -39,6 +43,7 @@ SEEN, SIGHTINGS = "tier.seen", "tier.sightings"
 _SIGHTING_BITS = 8
 MOST_SIGHTINGS = (1 << _SIGHTING_BITS) - 1
 _FIRST_ROOM = 1024
+_MOST_PARTS = 64  # lists of evicted ids that are kept before they are joined
 
 
 class GrowableTable(EmbeddingTable, Protocol):
@@ -51,6 +56,10 @@ class GrowableTable(EmbeddingTable, Protocol):
     def init_scale(self) -> float: ...
 
     def grow(self, num_rows: int) -> None: ...
+
+    def copy_at(
+        self, places_U: np.ndarray, keys_U: torch.Tensor, buffers: RowBuffers | None
+    ) -> Rows: ...
 
     def companion(self) -> State:
         """Return the tensors flushed together with the rows; empty for a new table."""
@@ -90,6 +99,7 @@ class HashedTable:
         self.admit_after, self.max_rows, self.evict = admit_after, max_rows, evict
         self.max_candidates = max_candidates
         self._lock = threading.RLock()
+        self._snapshots = Snapshots(self._lock)
         self._forget_all()
         if saved := storage.companion():
             self._restore(saved)
@@ -121,14 +131,23 @@ class HashedTable:
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
         """Copy the weights of these ids; ids without a row have their first values."""
+        return self._weights(keys_U, self.storage.gather)
+
+    def peek(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """Copy the weights of these ids as `gather` does, past the storage's cache."""
+        return self._weights(keys_U, self.storage.peek)
+
+    def _weights(
+        self, keys_U: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
             slots_U = self._index.find(keys_U)
             known_U = slots_U >= 0
             if bool(known_U.all()):
-                return self.storage.gather(slots_U)
+                return read(slots_U)
             weights_UD = torch.empty(keys_U.numel(), self.dim, dtype=self.dtype)
-            weights_UD[known_U] = self.storage.gather(slots_U[known_U])
+            weights_UD[known_U] = read(slots_U[known_U])
             weights_UD[~known_U] = self._first_rows(keys_U[~known_U])
             return weights_UD
 
@@ -152,23 +171,20 @@ class HashedTable:
         """
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
-            self._clock += 1
-            slots_U = self._index.find(keys_U)
-            self._use(slots_U[slots_U >= 0])
+            slots_U = self._begin_change(keys_U)
             new_U = (slots_U < 0).nonzero().squeeze(1)
             new_U = new_U[self._count_sightings(keys_U[new_U])]
             slots_U[new_U] = self._admit(keys_U[new_U])
             served_U = (slots_U >= 0).nonzero().squeeze(1)
             served_U = served_U[slots_U[served_U].argsort()]
+            self._updated.mark(slots_U[served_U])
             self.storage.apply(slots_U[served_U], grads_UD[served_U], lr)
 
     def write(self, keys_U: torch.Tensor, rows: Rows) -> None:
         """Replace rows and their state; ids without a row get one at once."""
         check_keys(self.name, self.num_rows, keys_U)
         with self._lock:
-            self._clock += 1
-            slots_U = self._index.find(keys_U)
-            self._use(slots_U[slots_U >= 0])
+            slots_U = self._begin_change(keys_U)
             new_U = slots_U < 0
             self._candidates.erase(keys_U[new_U])
             # Loading a saved table evicts nothing; the next step that admits ids makes room.
@@ -180,6 +196,7 @@ class HashedTable:
                 for entry in row_state(self.optimizer, self.dim, self.dtype)
             }
             self.storage.write(slots_U, Rows(rows.weights_UD, state))
+            self._updated.mark(slots_U)
             if SEEN in rows.state and slots_U.numel():  # the rows of a saved hashed table
                 self._seen_S[slots_U] = rows.state[SEEN]
                 self._sightings_S[slots_U] = rows.state[SIGHTINGS]
@@ -197,13 +214,54 @@ class HashedTable:
         order = slice_order(ids_U)
         for part in order.split(chunk):
             if part.numel():
-                slots = slots_U[part]
-                rows = self.storage.read(slots)
-                past = {
-                    SEEN: self._seen_S[slots].clone(),
-                    SIGHTINGS: self._sightings_S[slots].clone(),
-                }
-                yield ids_U[part], Rows(rows.weights_UD, {**rows.state, **past})
+                rows = self.storage.read(slots_U[part])
+                yield ids_U[part], self._with_past(slots_U[part].numpy(), rows)
+
+    @property
+    def num_updated(self) -> int:
+        """How many rows changed since `mark_saved` or a snapshot (or ever)."""
+        return self._updated.count
+
+    def removed(self) -> torch.Tensor:
+        """Return the ids evicted since `mark_saved` or a snapshot that have no row now."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        ids_V: torch.Tensor = torch.cat([nothing, *self._evicted]).unique()
+        return ids_V[self._index.find(ids_V) < 0]
+
+    def mark_saved(self) -> None:
+        """Forget which rows changed and which ids lost theirs: a checkpoint holds that."""
+        self._updated.take()
+        self._evicted.clear()
+
+    def snapshot(self, *, whole: bool, most_bytes: int) -> RowSnapshot:
+        """Take the rows that changed since `mark_saved`, or those of all ids, as saved."""
+        with self._lock:
+            has_row_S = self._ids_S.numpy() >= 0
+            marks_S = self._updated.take()[: len(has_row_S)] & has_row_S
+            self._evicted.clear()
+            return self._snapshots.take(self, has_row_S if whole else marks_S, most_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        return key_and_row_bytes(self) + 16  # with the past of an id
+
+    def keys_at(self, begin: int, end: int) -> torch.Tensor:
+        """Return the ids of the rows in slots `begin` … `end` - 1."""
+        return self._ids_S[begin:end].clone()
+
+    def copy_at(
+        self, places_U: np.ndarray, keys_U: torch.Tensor, buffers: RowBuffers | None
+    ) -> Rows:
+        """Copy rows by slot, with the past of their ids."""
+        rows = self.storage.copy_at(places_U, torch.from_numpy(places_U), buffers)
+        return self._with_past(places_U, rows)
+
+    def _with_past(self, slots_U: np.ndarray, rows: Rows) -> Rows:
+        past = {
+            name: torch.from_numpy(value_S.numpy()[slots_U])
+            for name, value_S in ((SEEN, self._seen_S), (SIGHTINGS, self._sightings_S))
+        }
+        return Rows(rows.weights_UD, {**rows.state, **past})
 
     def flush(self) -> None:
         """Make rows and index durable together, if the storage has files."""
@@ -213,6 +271,7 @@ class HashedTable:
     def clear(self) -> None:
         """Remove every row and every sighting."""
         with self._lock:
+            self._snapshots.check_none(self.name)
             self._forget_all()
             self.storage.clear()
 
@@ -258,10 +317,19 @@ class HashedTable:
         self._ids_S: torch.Tensor = none  # the id of each row, -1 if it is free
         self._seen_S: torch.Tensor = none
         self._sightings_S: torch.Tensor = none
+        self._updated = UpdatedRows(0)
+        self._evicted: list[torch.Tensor] = []  # ids, since the last checkpoint
 
-    def _use(self, slots_U: torch.Tensor) -> None:
-        self._seen_S[slots_U] = self._clock
-        self._sightings_S[slots_U] += 1
+    def _begin_change(self, ids_U: torch.Tensor) -> torch.Tensor:
+        """Count one more change and one use of the rows there are; return the ids' slots or -1."""
+        self._snapshots.wait_for_room()
+        self._clock += 1
+        slots_U = self._index.find(ids_U)
+        used_U = slots_U[slots_U >= 0]
+        self._snapshots.keep(used_U, self._ids_S[used_U])
+        self._seen_S[used_U] = self._clock
+        self._sightings_S[used_U] += 1
+        return slots_U
 
     def _count_sightings(self, ids_U: torch.Tensor) -> torch.Tensor:
         """Count one sighting of ids without a row; returns which of them now get one."""
@@ -314,7 +382,11 @@ class HashedTable:
             (seen, ids) if self.evict == "lru" else (self._sightings_S[slots_V].numpy(), seen, ids)
         )
         victims = slots_V[torch.from_numpy(smallest(max(needed, self.max_rows // SHARE), *order))]
+        self._snapshots.keep(victims, self._ids_S[victims])
+        self._evicted.append(self._ids_S[victims])
         self._index.erase(self._ids_S[victims])
+        if len(self._evicted) > _MOST_PARTS:
+            self._evicted = [self.removed()]
         self._ids_S[victims] = -1
         self._free_S = torch.cat([self._free_S, victims])
 
@@ -339,6 +411,7 @@ class HashedTable:
             self._ids_S, self._seen_S, self._sightings_S = (
                 torch.cat([x, more]) for x in (self._ids_S, self._seen_S, self._sightings_S)
             )
+            self._updated.grow(len(self._ids_S))
 
     def _first_rows(self, ids_U: torch.Tensor) -> torch.Tensor:
         return first_rows(
@@ -365,6 +438,8 @@ class HashedTable:
             saved[name].clone() for name in ("ids", "seen", "sightings")
         )
         used = (self._ids_S >= 0).nonzero().squeeze(1)
+        self._updated.grow(self._next)
+        self._updated.mark(used)
         self._index.insert(self._ids_S[used], used)
         self._free_S = (self._ids_S < 0).nonzero().squeeze(1)
         self._candidates.insert(saved["candidates"], saved["candidate_sightings"])

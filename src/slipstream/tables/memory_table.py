@@ -8,6 +8,7 @@ stores only that part. An optimizer that updates untouched rows initializes all 
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
@@ -18,13 +19,16 @@ from slipstream.tables.embedding_table import (
     check_keys,
     check_shape,
     first_rows,
+    key_and_row_bytes,
     save_touched,
     write_saved,
 )
 from slipstream.tables.memory_marks import RowMarks
 from slipstream.tables.memory_pages import lazy_zeros
 from slipstream.tables.row_optimizers import RowOptimizer, State
+from slipstream.tables.row_snapshot import RowBuffers, RowSnapshot, Snapshots
 from slipstream.tables.slices import Placement, SliceLayout, slice_order
+from slipstream.tables.updated_rows import UpdatedRows
 
 
 class MemoryTable:
@@ -51,7 +55,8 @@ class MemoryTable:
         self._layout = None if part is None else SliceLayout(num_rows, *part)
         self._held = num_rows if self._layout is None else self._layout.count
         # A first value must never overwrite a row that another thread has updated meanwhile.
-        self._init_lock = threading.RLock()
+        self._lock = threading.RLock()
+        self._snapshots = Snapshots(self._lock)
         self.clear()
 
     @property
@@ -77,6 +82,10 @@ class MemoryTable:
         self._initialize(keys_U, places_U)
         return gather_rows(self._weights_ND, places_U)
 
+    def peek(self, keys_U: torch.Tensor) -> torch.Tensor:
+        """Copy the weights of these rows; there is no cache."""
+        return self.gather(keys_U)
+
     def all_rows(self) -> torch.Tensor:
         """Return every row's weights, not copied, for reading only."""
         if self._layout is not None:
@@ -90,11 +99,14 @@ class MemoryTable:
         """Make one optimizer step for the rows `keys_U` (unique, ascending)."""
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
-        with self._init_lock:
+        with self._lock:
+            self._snapshots.wait_for_room()
+            self._snapshots.keep(places_U, keys_U)
             if self.optimizer.updates_untouched_rows:
                 self._initialize_all()
             self._initialize(keys_U, places_U)
             self.optimizer.update_(self._weights_ND, self.state, places_U, grads_UD, lr)
+            self._updated.mark(places_U)
 
     def read(self, keys_U: torch.Tensor) -> Rows:
         """Copy rows with their state."""
@@ -108,11 +120,14 @@ class MemoryTable:
         """Replace rows and their state."""
         check_keys(self.name, self.num_rows, keys_U)
         places_U = self._places(keys_U)
-        with self._init_lock:
+        with self._lock:
+            self._snapshots.wait_for_room()
+            self._snapshots.keep(places_U, keys_U)
             self._weights_ND[places_U] = rows.weights_UD
             for name, value in self._row_state().items():
                 value[places_U] = rows.state[name]
             self._ready.mark(places_U)
+            self._updated.mark(places_U)
 
     def touched(self, chunk: int = CHUNK) -> Iterator[tuple[torch.Tensor, Rows]]:
         """Yield every initialized row with its state, ascending by (slice, key)."""
@@ -121,6 +136,44 @@ class MemoryTable:
         for part in keys_U[slice_order(keys_U)].split(chunk):
             if part.numel():
                 yield part, self.read(part)
+
+    @property
+    def num_updated(self) -> int:
+        """How many rows changed since `mark_saved` or a snapshot (or ever)."""
+        return self._updated.count
+
+    def mark_saved(self) -> None:
+        """Forget which rows changed: a checkpoint holds them."""
+        self._updated.take()
+
+    def snapshot(self, *, whole: bool, most_bytes: int) -> RowSnapshot:
+        """Take the rows that changed since `mark_saved`, or that ever did, as saved."""
+        with self._lock:
+            return self._snapshots.take(self, self._updated.take(ever=whole), most_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        return key_and_row_bytes(self)
+
+    def keys_at(self, begin: int, end: int) -> torch.Tensor:
+        """Return the keys of places `begin` … `end` - 1."""
+        return torch.arange(begin, end) if self._layout is None else self._layout.keys()[begin:end]
+
+    def copy_at(
+        self, places_U: np.ndarray, keys_U: torch.Tensor, buffers: RowBuffers | None
+    ) -> Rows:
+        """Copy rows by place; those that are being updated meanwhile are of no use."""
+        if buffers is None:
+            places = torch.from_numpy(places_U)
+            state = {name: value[places] for name, value in self._row_state().items()}
+            return Rows(gather_rows(self._weights_ND, places), state)
+        return Rows(
+            buffers.copy("weights", self._weights_ND, places_U),
+            {
+                name: buffers.copy(f"state.{name}", value, places_U)
+                for name, value in self._row_state().items()
+            },
+        )
 
     def flush(self) -> None:
         """Nothing to do: memory has no file."""
@@ -134,10 +187,12 @@ class MemoryTable:
 
     def clear(self) -> None:
         """Reset every row to its first value."""
-        with self._init_lock:
+        with self._lock:
+            self._snapshots.check_none(self.name)
             self._weights_ND = lazy_zeros(self._held, self.dim, dtype=self.dtype)
             self.state = self.optimizer.new_state(self._held, self.dim, self.dtype, lazy_zeros)
             self._ready, self._all_ready = RowMarks(self._held), False
+            self._updated = UpdatedRows(self._held)
 
     def close(self) -> None:
         """Nothing to do: memory has no file."""
@@ -148,19 +203,19 @@ class MemoryTable:
             raise ValueError(
                 f"table '{self.name}' can only grow, and only where it holds all its rows"
             )
-        old = [self._weights_ND, *self._row_state().values()]
-        with self._init_lock:
-            new_state = self.optimizer.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
-            self._weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
+        with self._lock:
+            larger = self.optimizer.new_state(num_rows, self.dim, self.dtype, lazy_zeros)
+            for name, value in self.state.items():
+                if value.dim() > 0:
+                    larger[name][: self.num_rows] = value
+                else:
+                    larger[name] = value
+            weights_ND = lazy_zeros(num_rows, self.dim, dtype=self.dtype)
+            weights_ND[: self.num_rows] = self._weights_ND
+            # Complete before they are put in place: a snapshot reads without the lock.
+            self._weights_ND, self.state = weights_ND, larger
             self._ready, self._all_ready = self._ready.extended(num_rows), False
-            self.state = {
-                name: new_state[name] if value.dim() > 0 else value
-                for name, value in self.state.items()
-            }
-            for target, source in zip(
-                [self._weights_ND, *self._row_state().values()], old, strict=True
-            ):
-                target[: self.num_rows] = source
+            self._updated.grow(num_rows)
             self.num_rows = self._held = num_rows
 
     def state_dict(self) -> State:
@@ -207,6 +262,7 @@ class MemoryTable:
             value.copy_(saved[name])
         self._ready.mark_all()
         self._all_ready = True
+        self._updated.mark_first(rows)
 
     def _load_first_rows(self, saved: State, rows: int) -> None:
         """Load the first rows of a table; the others stay as they are born."""
@@ -214,6 +270,7 @@ class MemoryTable:
         for name, value in self.state.items():
             (value if value.dim() == 0 else value[:rows]).copy_(saved[f"state.{name}"])
         self._ready.mark(torch.arange(rows))
+        self._updated.mark_first(rows)
 
     def _places(self, keys_U: torch.Tensor) -> torch.Tensor:
         """Return the places of the keys in this rank's storage."""
@@ -226,7 +283,7 @@ class MemoryTable:
         """Set the first values of those of these rows that have none yet."""
         if self._all_ready or not bool(self._ready.unmarked(places_U).any()):
             return
-        with self._init_lock:
+        with self._lock:
             new_U = self._ready.unmarked(places_U)
             keys_U, places_U = keys_U[new_U], places_U[new_U]
             self._weights_ND[places_U] = first_rows(
@@ -237,7 +294,7 @@ class MemoryTable:
     def _initialize_all(self) -> None:
         if self._all_ready:
             return
-        with self._init_lock:
+        with self._lock:
             held = torch.arange(self._held)
             keys_N = held if self._layout is None else self._layout.keys()
             for start in range(0, self._held, CHUNK):

@@ -30,8 +30,8 @@ class Replicas(Protocol):
     """How the replicas of a table stay equal."""
 
     @property
-    def lr_factor(self) -> float:
-        """Return the factor of the rows' learning rate."""
+    def are_equal(self) -> bool:
+        """Whether all replicas hold the same rows now, so that settling would change nothing."""
         ...
 
     def before_update(self, gradients: Gradients) -> Gradients:
@@ -50,7 +50,7 @@ class Replicas(Protocol):
 class SummedGradients:
     """Exact replicas: gradients are summed over the groups before rows are updated."""
 
-    lr_factor = 1.0
+    are_equal = True
 
     def __init__(
         self, communicator: Communicator, whole_tables: frozenset[str] = frozenset()
@@ -81,12 +81,16 @@ class SummedGradients:
 class AveragedWeights:
     """Inexact replicas: touched rows are averaged over the groups every `every` steps."""
 
-    def __init__(self, communicator: Communicator, every: int, lr_factor: float = 1.0) -> None:
+    def __init__(self, communicator: Communicator, every: int) -> None:
         if every < 1:
             raise ValueError(f"replicas are averaged every 1, 2, … steps, got {every}")
-        self.communicator, self.every, self.lr_factor = communicator, every, lr_factor
+        self.communicator, self.every = communicator, every
         self._since = 0  # steps since the last average
         self._touched: dict[str, list[torch.Tensor]] = {}
+
+    @property
+    def are_equal(self) -> bool:
+        return self._since == 0
 
     def before_update(self, gradients: Gradients) -> Gradients:
         """Scale this group's share of the global mean gradient to the mean of the group."""
@@ -127,13 +131,14 @@ def _mean(versions: list[torch.Tensor]) -> torch.Tensor:
     return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)
 
 
-def rescaled_for_averaging(optimizer: RowOptimizer, groups: int) -> tuple[RowOptimizer, float]:
-    """Return row-wise Adagrad as 2D sparse parallelism scales it: an optimizer and a factor of lr.
+def rescaled_for_averaging(optimizer: RowOptimizer, groups: int) -> RowOptimizer:
+    """Return row-wise Adagrad as 2D sparse parallelism scales it, by its eps and its factor of lr.
 
     A group's own gradient is noisier than the mean over the groups, so its accumulator grows about
     `groups` times as fast. The step is therefore lr / (sqrt(sum / groups) + eps), which equals
     lr * sqrt(groups) / (sqrt(sum) + eps * sqrt(groups)). Other optimizers are returned unchanged.
     """
     if not isinstance(optimizer, RowwiseAdagrad):
-        return optimizer, 1.0
-    return replace(optimizer, eps=optimizer.eps * math.sqrt(groups)), math.sqrt(groups)
+        return optimizer
+    scale = math.sqrt(groups)
+    return replace(optimizer, eps=optimizer.eps * scale, lr_factor=optimizer.lr_factor * scale)

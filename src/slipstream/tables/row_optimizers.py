@@ -58,6 +58,7 @@ class RowwiseAdagrad:
     """One accumulator per row: state += mean(g²), w -= lr·g / (sqrt(state) + eps)."""
 
     eps: float = 1e-8
+    lr_factor: float = 1.0  # of the learning rate a step is given
     name: str = "rowwise_adagrad"
     updates_untouched_rows: bool = False
 
@@ -74,6 +75,7 @@ class RowwiseAdagrad:
         grads_UD: torch.Tensor,
         lr: float,
     ) -> None:
+        lr *= self.lr_factor
         rows.rowwise_adagrad_(weights_ND, state["sum"], rows_U, grads_UD, lr=lr, eps=self.eps)
 
 
@@ -83,6 +85,7 @@ class RowwiseAdam:
 
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
+    lr_factor: float = 1.0  # of the learning rate a step is given
     name: str = "rowwise_adam"
     updates_untouched_rows: bool = False
 
@@ -104,6 +107,7 @@ class RowwiseAdam:
         lr: float,
     ) -> None:
         m, v, steps = state["m"], state["v"], state["steps"]
+        lr *= self.lr_factor
         rows.rowwise_adam_(
             weights_ND, m, v, steps, rows_U, grads_UD, lr=lr, betas=self.betas, eps=self.eps
         )
@@ -116,6 +120,7 @@ class DenseAdamW:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    lr_factor: float = 1.0  # of the learning rate a step is given
     name: str = "adamw"
     updates_untouched_rows: bool = True
 
@@ -147,7 +152,7 @@ class DenseAdamW:
                 amsgrad=False,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
-                lr=lr,
+                lr=lr * self.lr_factor,
                 weight_decay=self.weight_decay,
                 eps=self.eps,
                 maximize=False,
@@ -155,15 +160,20 @@ class DenseAdamW:
 
 
 def make_row_optimizer(
-    name: str, *, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
+    name: str,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    lr_factor: float = 1.0,
 ) -> RowOptimizer:
     """Make the optimizer that a recipe names in `tables.optimizer`."""
     if name == "rowwise_adagrad":
-        return RowwiseAdagrad(eps=eps)
+        return RowwiseAdagrad(eps=eps, lr_factor=lr_factor)
     if name == "rowwise_adam":
-        return RowwiseAdam(betas=betas, eps=eps)
+        return RowwiseAdam(betas=betas, eps=eps, lr_factor=lr_factor)
     if name == "adamw":
-        return DenseAdamW(betas=betas, eps=eps, weight_decay=weight_decay)
+        return DenseAdamW(betas=betas, eps=eps, weight_decay=weight_decay, lr_factor=lr_factor)
     raise SlipstreamError(
         "unknown table optimizer "
         f"'{name}'{did_you_mean(name, ('rowwise_adagrad', 'rowwise_adam', 'adamw'))}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from slipstream._lazy import exporter
 
 __all__ = [
+    "Callback",
     "Evaluation",
     "Features",
     "LossFunction",
@@ -22,6 +23,8 @@ __all__ = [
     "StepInputs",
     "StepPlan",
     "TableKeys",
+    "TrainingSession",
+    "TuneResult",
     "evaluate",
     "evaluate_in_detail",
     "evaluate_run",
@@ -39,6 +42,9 @@ __all__ = [
 __getattr__, __dir__ = exporter(
     __name__,
     {
+        "Callback": "callbacks",
+        "TrainingSession": "callbacks",
+        "TuneResult": "tuning",
         "RetrievalLossInputs": "objective",
         "OwnFunctions": "own_functions",
         "MetricFunction": "own_functions",
@@ -70,6 +76,8 @@ __getattr__, __dir__ = exporter(
 )
 
 if TYPE_CHECKING:
+    from slipstream.training.callbacks import Callback as Callback
+    from slipstream.training.callbacks import TrainingSession as TrainingSession
     from slipstream.training.evaluation import Evaluation as Evaluation
     from slipstream.training.evaluation import evaluate as evaluate
     from slipstream.training.evaluation import evaluate_in_detail as evaluate_in_detail
@@ -99,3 +107,4 @@ if TYPE_CHECKING:
     from slipstream.training.step import StepInputs as StepInputs
     from slipstream.training.step import StepPlan as StepPlan
     from slipstream.training.step import TableKeys as TableKeys
+    from slipstream.training.tuning import TuneResult as TuneResult

@@ -80,16 +80,17 @@ def plain_reason(recorder: "Recorder", candidates: list[Schedule], total_steps: 
     where = f"{ranks.replicas}x{ranks.shards} {tables.tier} {device} {torch.get_num_threads()}"
     if recorder.schedule.get("where") != where:
         recorder.schedule = {"where": where}
-    in_memory = tables.tier == "memory" or (tables.tier == "hashed" and tables.directory is None)
-    if ranks.world == 1 and in_memory and device == HOST:
+    tiers = {tables.tier, *(each.tier for each in tables.by_name.values())}
+    in_files = tables.directory is not None and bool(tiers & {"disk", "hashed"})
+    if ranks.world == 1 and not in_files and device == HOST:
         return ""
     if tables.replicas == "averaged" and ranks.replicas > 1:
         return "tables.replicas=averaged updates rows between steps too"
-    if recommender.fetch is not None:
-        return "loss.fetch=segmented holds no whole step's rows in a buffer"
-    if tables.optimizer == "adamw":
+    if "adamw" in tables.optimizers():
         way_out = "use tables.optimizer=rowwise_adam to overlap lookups"
         return f"tables.optimizer=adamw updates rows that no batch touched; {way_out}"
+    if recommender.recipe.train.accumulate > 1:
+        return "train.accumulate keeps a step in parts; name a schedule to overlap them"
     if not candidates:
         return "the loss mixes samples and a table forgets rows, which no schedule allows together"
     left = total_steps - recorder.progress.step

@@ -22,6 +22,8 @@ from slipstream.data.sampler import evaluation_batches
 from slipstream.data.store import SequenceStore
 from slipstream.history.window import window_start
 from slipstream.ops.counter_random import derive_seed, random_integers
+from slipstream.ops.row_readers import RowTile
+from slipstream.ops.tiled_search import Pairs, count_rivals, score_pairs
 from slipstream.training import metrics
 from slipstream.training.breakdown import Breakdown
 from slipstream.training.features import labels_TA
@@ -32,13 +34,15 @@ from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
 from slipstream.training.seen import seen_pairs
 
-QUERY_TILE = 1024  # queries scored at once against the whole catalogue
+QUERY_TILE = 1024  # queries whose figures are added up at once
+SEEN_A_PASS = 1 << 21  # seen behaviours of the queries that share one pass over the catalogue
 
 
 class Recommends(Protocol):
     """What evaluation asks of a trained model."""
 
-    def catalogue_ND(self) -> torch.Tensor: ...
+    def catalogue_tiles(self) -> Iterator[RowTile]: ...
+    def item_vectors_CD(self, items_C: torch.Tensor) -> torch.Tensor: ...
     def queries_SD(self, batch: JaggedBatch) -> torch.Tensor: ...
     def predict_SA(self, batch: JaggedBatch) -> torch.Tensor: ...
 
@@ -162,20 +166,12 @@ def evaluate_retrieval(
     """Compute HR, NDCG and MRR over the full catalogue, by the recipe's `repeat` rule."""
     found, all_places = metrics.RankingMetrics(), [torch.empty(0, dtype=torch.float64)]
     slices = Breakdown(held_out_behaviours(store, recipe, which), item_counts(store, recipe))
-    catalogue_ND = recommender.catalogue_ND()
-    for batch in batches:
-        queries_SD = recommender.queries_SD(batch)
-        all_targets_S = batch.next_items_T[batch.supervised_T]
-        all_users_S, all_known_S = supervised_places(batch)
-        for tile in torch.arange(all_targets_S.numel()).split(QUERY_TILE):
-            targets_S, known_S = all_targets_S[tile], all_known_S[tile]
-            seen = None
-            if recipe.repeat == "exclude":
-                seen = seen_pairs(store, all_users_S[tile], known_S)
-            scores_SN = queries_SD[tile] @ catalogue_ND.T
-            places = metrics.target_places(scores_SN, targets_S, seen)
+    for asked in asked_together(recommender, batches, ranks):
+        above_S, tied_S = target_places(recommender, store, recipe, asked)
+        for tile in asked.tiles():
+            places = above_S[tile], tied_S[tile]
             found.add(*places)
-            slices.add(known_S, targets_S, *places)
+            slices.add(asked.known_S[tile], asked.targets_S[tile], *places)
             if own.metrics:
                 all_places.append(metrics.mean_places(*places))
     found.take_over(ranks.sum(found.sums()))
@@ -189,6 +185,72 @@ def evaluate_retrieval(
     )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Queries that share one pass over the catalogue, and the sizes of their batches."""
+
+    queries_SD: torch.Tensor
+    targets_S: torch.Tensor  # row of the item that followed
+    users_S: torch.Tensor
+    known_S: torch.Tensor  # how many behaviours of the user's log the query may know
+    sizes: list[int]
+
+    def tiles(self) -> Iterator[torch.Tensor]:
+        """Yield places whose figures are added up together: a batch, or a part of a large one."""
+        for places in torch.arange(len(self.targets_S)).split(self.sizes):
+            yield from places.split(QUERY_TILE)
+
+
+def asked_together(
+    recommender: Recommends, batches: Iterator[JaggedBatch], ranks: Ranks
+) -> Iterator[Asked]:
+    """Yield the queries of as many batches as memory allows. Collective: all ranks agree."""
+    waiting: list[tuple[torch.Tensor, ...]] = []
+    for batch in batches:
+        targets_S = batch.next_items_T[batch.supervised_T]
+        waiting.append((recommender.queries_SD(batch), targets_S, *supervised_places(batch)))
+        full = sum(int(known_S.sum()) + len(known_S) for *_, known_S in waiting) > SEEN_A_PASS
+        if ranks.sum([float(full)])[0] > 0:
+            yield _join(waiting)
+            waiting = []
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(waiting: list[tuple[torch.Tensor, ...]]) -> Asked:
+    queries_SD, targets_S, users_S, known_S = (
+        torch.cat(each) for each in zip(*waiting, strict=True)
+    )
+    sizes = [len(targets) for _, targets, *_ in waiting]
+    return Asked(queries_SD, targets_S, users_S, known_S, sizes)
+
+
+def target_places(
+    recommender: Recommends, store: SequenceStore, recipe: Recipe, asked: Asked
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Count the items that score above each target, and those that tie (int64 [S] each).
+
+    By `repeat: exclude` seen items do not compete, and a target among them is missed. Nothing as
+    large as the catalogue's rows or scores is held. Collective.
+    """
+    target_SD = recommender.item_vectors_CD(asked.targets_S)
+    scores_S = score_pairs(asked.queries_SD, target_SD)
+    seen = None
+    if recipe.repeat == "exclude":
+        seen = seen_pairs(store, asked.users_S, asked.known_S)
+    above_S, tied_S = count_rivals(
+        asked.queries_SD,
+        recommender.catalogue_tiles(),
+        asked.targets_S,
+        scores_S,
+        None if seen is None else Pairs(*seen),
+    )
+    if seen is None:
+        return above_S, tied_S
+    missed_S = seen.contains(asked.targets_S)
+    return above_S.masked_fill(missed_S, metrics.MISSED), tied_S.masked_fill(missed_S, 0)
+
+
 def sampled_negatives(
     store: SequenceStore, user: int, trained: int, *, seed: int, count: int = 100
 ) -> torch.Tensor:
@@ -197,9 +259,8 @@ def sampled_negatives(
     These are the first `trained` of the log. The target may be drawn again.
     """
     start = int(store.offsets_U1[user])
-    excluded_N = torch.zeros(store.num_items, dtype=torch.bool)
-    excluded_N[torch.from_numpy(store.items_N[start : start + trained].copy())] = True
-    if bool(excluded_N.all()):
+    excluded = torch.from_numpy(np.unique(store.items_N[start : start + trained]))
+    if excluded.numel() == store.num_items:
         raise ValueError(
             f"user row {user} has every item in training: there is no negative to draw"
         )
@@ -209,7 +270,7 @@ def sampled_negatives(
         drawn = random_integers(
             derive_seed(seed, attempt), torch.tensor([user]), 4 * count, store.num_items
         ).flatten()
-        kept = torch.cat([kept, drawn[~excluded_N[drawn]]])
+        kept = torch.cat([kept, drawn[~torch.isin(drawn, excluded)]])
         attempt += 1
     return kept[:count]
 
@@ -226,7 +287,6 @@ def evaluate_sampled(
     # Of a user who does not train at all, what comes before the held-out part.
     trained_U = np.where(train_U > 0, train_U, recipe.split.held_out(store, which).begins_U)
     with torch.no_grad():
-        catalogue_ND = recommender.catalogue_ND()
         for batch in _batches(store, recipe, which):
             users_S, _ = supervised_places(batch)
             negatives_SC = torch.stack(
@@ -238,9 +298,9 @@ def evaluate_sampled(
             candidates_SC = torch.cat(
                 [batch.next_items_T[batch.supervised_T].unsqueeze(1), negatives_SC], dim=1
             )
-            scores_SC = (
-                catalogue_ND[candidates_SC] @ recommender.queries_SD(batch).unsqueeze(2)
-            ).squeeze(2)
+            vectors_PD = recommender.item_vectors_CD(candidates_SC.flatten())
+            vectors_SCD = vectors_PD.unflatten(0, candidates_SC.shape)
+            scores_SC = (vectors_SCD @ recommender.queries_SD(batch).unsqueeze(2)).squeeze(2)
             target_S = torch.zeros(len(users_S), dtype=torch.int64)
             found.add(*metrics.target_places(scores_SC, target_S))
     return {**found.result(), "users": float(found.count)}

@@ -1,13 +1,14 @@
 """The keys of a batch: which rows of which table each behaviour and user reads.
 
-Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`. `Features` holds
-all a model must know of the data it was built for (sizes, codes, edges of numbers), so it can be
-made from a store or from an exported bundle. A feature is one category, several categories (whose
-rows are averaged), or a number (binned, then one category). Touch this when a model gets another
+Tables are named after what they embed: `item`, `item.<feature>`, `user.<feature>`,
+`context.<column>`. `Features` holds all a model must know of the data it was built for (sizes,
+codes, edges of numbers), so it can be made from a store or from an exported bundle. A feature is
+one category, several categories (whose rows are averaged), or a number (binned, then one category).
+Context is one category, whose code comes with the behaviour. Touch this when a model gets another
 kind of feature.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -18,11 +19,14 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import Feature, SequenceStore
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.models.jagged import offsets_from_lengths, take_segments
-from slipstream.models.number_bins import bin_count, bin_numbers, quantile_edges
+from slipstream.models.number_bins import bin_count, bin_numbers, log_edges, quantile_edges
 from slipstream.training.negatives import training_counts
 from slipstream.training.recipe import Recipe
 
 ITEM = "item"
+CONTEXT_TABLE = "context."  # before the name of a context column
+VECTOR = "vector."  # before the name of pretrained vectors, as an input of a model
+NumberEdges = Mapping[str, Sequence[float]]  # by table: between the bins of a number
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,18 @@ class FeatureCodes:
     edges: tuple[float, ...] = ()  # number: between its bins
 
     @classmethod
-    def of(cls, feature: Feature, trained_V: np.ndarray, bins: int) -> "FeatureCodes":
-        """Encode a store's column; the bins of numbers come from the rows that train."""
+    def of(
+        cls,
+        feature: Feature,
+        trained_V: np.ndarray,
+        recipe: Recipe,
+        edges: Sequence[float] | None = None,
+    ) -> "FeatureCodes":
+        """Encode a store's column; unless given, bins of numbers come from the rows that train."""
         if feature.kind == "number":
             assert feature.values is not None
-            edges = quantile_edges(feature.values[trained_V], bins)
+            if edges is None:
+                edges = _find_edges(feature.values[trained_V], recipe)
             codes = torch.from_numpy(bin_numbers(feature.values, edges))
             return cls(codes, bin_count(edges), "number", edges=tuple(edges))
         if feature.kind == "category":
@@ -82,12 +93,21 @@ class Features:
     num_items: int
     item_features: dict[str, FeatureCodes] = field(default_factory=dict)
     user_features: dict[str, FeatureCodes] = field(default_factory=dict)  # and one unknown user
+    item_vectors: dict[str, np.ndarray] = field(default_factory=dict)  # mapped, a row per item
+    context: dict[str, int] = field(default_factory=dict)  # number of codes, 0 ("unknown") included
 
     @classmethod
-    def from_store(cls, recipe: Recipe, store: SequenceStore) -> "Features":
-        """Look up the features a recipe names in a store; an unknown name is the user's error."""
+    def from_store(
+        cls, recipe: Recipe, store: SequenceStore, edges: NumberEdges | None = None
+    ) -> "Features":
+        """Look up the features a recipe names in a store; an unknown name is the user's error.
+
+        `edges` are those of a run that goes on, between the bins of its numbers.
+        """
         _require("item feature", recipe.item_features, store.item_features)
         _require("user feature", recipe.user_features, store.user_features)
+        _require("item vectors", recipe.item_vectors, store.item_vectors)
+        _require("context column", recipe.context_features, store.context)
         _require("action column", [task.column for task in recipe.tasks.values()], store.actions)
         if store.num_items < 2:
             raise SlipstreamError(
@@ -101,15 +121,46 @@ class Features:
         if any(feature.kind == "number" for feature in items.values()):
             counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, lengths_U)
             trained_N = counts_N > 0
-        bins = recipe.number_bins
+        kept = edges or {}
+
+        def codes(table: str, feature: Feature, trained_V: np.ndarray) -> FeatureCodes:
+            return FeatureCodes.of(feature, trained_V, recipe, kept.get(table))
+
         return cls(
             store.num_items,
-            {name: FeatureCodes.of(each, trained_N, bins) for name, each in items.items()},
+            {name: codes(f"item.{name}", each, trained_N) for name, each in items.items()},
             {
-                name: FeatureCodes.of(each, lengths_U > 0, bins).with_unknown()
+                name: codes(f"user.{name}", each, lengths_U > 0).with_unknown()
                 for name, each in users.items()
             },
+            {name: store.item_vectors[name] for name in recipe.item_vectors},
+            {name: store.context[name].cardinality for name in recipe.context_features},
         )
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The inputs that join a behaviour's token besides the item's row and features."""
+        return (*self.vector_widths(), *(f"{CONTEXT_TABLE}{name}" for name in self.context))
+
+    def vector_widths(self) -> dict[str, int]:
+        """Return the width of every pretrained vector, by the name of the model's input."""
+        return {f"{VECTOR}{name}": each.shape[1] for name, each in self.item_vectors.items()}
+
+    def input_vectors(self, batch: JaggedBatch, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return the pretrained vectors of each behaviour's item; they are not trained."""
+        rows_T = batch.items_T.numpy()
+        return {
+            f"{VECTOR}{name}": torch.from_numpy(vectors_ND[rows_T]).to(dtype)
+            for name, vectors_ND in self.item_vectors.items()
+        }
+
+    def number_edges(self) -> dict[str, list[float]]:
+        """Return the edges between the bins of numbers, by table."""
+        return {
+            table: list(each.edges)
+            for table, each in self.by_table().items()
+            if each.kind == "number"
+        }
 
     def by_table(self) -> dict[str, FeatureCodes]:
         """Return every feature by the name of its table."""
@@ -118,9 +169,9 @@ class Features:
 
     def table_sizes(self) -> dict[str, int]:
         """Return the rows of each table, by the table's name."""
-        return {ITEM: self.num_items} | {
-            table: each.cardinality for table, each in self.by_table().items()
-        }
+        sizes = {table: each.cardinality for table, each in self.by_table().items()}
+        context = {f"{CONTEXT_TABLE}{name}": count for name, count in self.context.items()}
+        return {ITEM: self.num_items} | sizes | context
 
     def input_keys(self, batch: JaggedBatch) -> InputKeys:
         """Return the keys each behaviour (or user) of the batch reads from each table."""
@@ -133,7 +184,14 @@ class Features:
                 _add(found, f"user.{name}", (given_B.to(torch.int64), None))
             else:  # user -1, whom the store does not know, is the last row
                 _add(found, f"user.{name}", each.take(batch.sample_ids_B.remainder(each.rows)))
+        for name in self.context:
+            _add(found, f"{CONTEXT_TABLE}{name}", (batch.context[name], None))
         return found
+
+
+def _find_edges(values_V: np.ndarray, recipe: Recipe) -> list[float]:
+    scale = log_edges if recipe.number_scaling == "log" else quantile_edges
+    return scale(values_V, recipe.number_bins)
 
 
 def _add(found: InputKeys, table: str, taken: tuple[torch.Tensor, torch.Tensor | None]) -> None:

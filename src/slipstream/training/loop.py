@@ -1,8 +1,8 @@
 """The plain synchronous loop: plan, read, loss, backward, update. It is every schedule's oracle.
 
-`train_step` is the oracle. `run_loop` adds what must happen between steps: evaluation at the end of
-an epoch, early stopping, checkpoints, and an orderly end when asked to stop. Touch this when a step
-or the time between steps changes.
+`train_step` is the oracle. `run_loop` adds what must happen between steps: evaluation after
+epochs or steps, early stopping, checkpoints, and an orderly end when asked to stop. Touch this when
+a step or the time between steps changes.
 """
 
 import contextlib
@@ -18,11 +18,13 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.loader import PrefetchingLoader
 from slipstream.errors import SlipstreamError, did_you_mean
+from slipstream.pipeline.clustering import deal_samples
 from slipstream.pipeline.work import StepResult
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
+from slipstream.training.step import StepInputs
 
 
 def train_step(
@@ -39,21 +41,43 @@ def train_step(
     recipe = recommender.recipe
     factor = schedule_factor(recipe.optimizer, step, total_steps)
     begin = time.perf_counter()
-    plan = recommender.plan_step(batch, step)
-    inputs = recommender.read(plan)
-    lookup_seconds = time.perf_counter() - begin
-    count = int(ranks.sum([plan.count])[0])  # of all ranks: the one normaliser
-    loss = recommender.loss(inputs)
-    (loss / max(count, 1)).backward()
+    plans = [recommender.plan_step(part, step) for part in _parts(recipe, batch)]
+    count = int(ranks.sum([sum(plan.count for plan in plans)])[0])  # the one normaliser
+    lookup_seconds, parts, loss = time.perf_counter() - begin, [], torch.zeros(())
+    for plan in plans:
+        begin = time.perf_counter()
+        parts.append(recommender.read(plan))
+        lookup_seconds += time.perf_counter() - begin
+        loss = loss + _backward(recommender, parts[-1], count, alone=len(plans) == 1)
     begin = time.perf_counter()
-    recommender.update(inputs, recipe.tables.lr * factor)
+    recommender.update(parts, recipe.tables.lr * factor)
     lookup_seconds += time.perf_counter() - begin
     ranks.sum_gradients_(recommender.model)
     step_dense(
         optimizer, recommender.model, recipe.optimizer.lr * factor, recipe.optimizer.clip_norm
     )
-    loss_sum, stop = agree(ranks, step, float(loss.detach()), stop)
+    loss_sum, stop = agree(ranks, step, float(loss), stop)
     return StepResult(step, batch, loss_sum, count, stop, lookup_seconds)
+
+
+def _parts(recipe: Recipe, batch: JaggedBatch) -> list[JaggedBatch]:
+    """Cut a step's batch into the parts that are computed one after the other."""
+    if recipe.train.accumulate == 1:
+        return [batch]
+    return [batch.take(users) for users in deal_samples(batch.offsets_B1, recipe.train.accumulate)]
+
+
+def _backward(
+    recommender: Recommender, inputs: StepInputs, count: int, *, alone: bool
+) -> torch.Tensor:
+    """Add the gradients of one part of a step; return its loss. Other ranks may have more parts."""
+    if not alone and not inputs.batch.num_users:
+        if recommender.fetch is not None:
+            recommender.fetch.take_part()
+        return torch.zeros(())
+    loss = recommender.loss(inputs)
+    (loss / max(count, 1)).backward()
+    return loss.detach().cpu()
 
 
 def agree(ranks: Ranks, step: int, loss: float, stop: bool) -> tuple[float, bool]:
@@ -141,8 +165,25 @@ class Hooks:
     on_step: Callable[[Progress, JaggedBatch], None]
     on_log: Callable[[Progress, dict[str, Any]], None]
     on_evaluation: Callable[[Progress, bool], None]
+    checkpoint_is_due: Callable[[Progress], bool]
     save: Callable[[Progress], None]
     stop: threading.Event
+    # Whether rows may be looked at now without changing the training: averaged replicas differ
+    # between two averages.
+    replicas_are_equal: Callable[[], bool] = lambda: True
+
+
+@dataclass
+class _Owed:
+    """What is due and waits until replicas are equal."""
+
+    evaluation: bool = False
+    save: bool = False
+    stop: bool = False
+
+
+class DivergenceError(SlipstreamError):
+    """The loss is no number any more; the message says what to lower."""
 
 
 def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
@@ -162,9 +203,10 @@ def run_loop(
     """Train from where `progress` stands; return `finished`, `stopped early` or `interrupted`.
 
     Every way out has saved. All ranks decide alike: each step ends with one sum of what they know,
-    so that a stop asked of one rank stops all after it.
+    so that a stop asked of one rank stops all after it. What looks at rows, and a stop, waits until
+    replicas are equal: it never changes what is trained.
     """
-    in_all = total_steps(recipe, loader.steps_per_epoch)
+    in_all, owed = total_steps(recipe, loader.steps_per_epoch), _Owed()
     while not _done(recipe, progress):
         if _patience_is_over(recipe, progress):
             return "stopped early"
@@ -172,7 +214,7 @@ def run_loop(
             with steps.settled():
                 hooks.save(progress)
             return "interrupted"
-        stop = result.stop
+        owed.stop |= result.stop
         epoch_ended = _advance(progress, loader, result)
         hooks.on_step(progress, result.batch)
         if progress.step % recipe.train.log_every == 0:
@@ -180,26 +222,31 @@ def run_loop(
             mean_loss = progress.loss_sum / max(progress.loss_count, 1)
             hooks.on_log(progress, {"loss": mean_loss, "lr": lr, **steps.figures()})
             progress.loss_sum, progress.loss_count = 0.0, 0
-        last, evaluated = _done(recipe, progress), False
-        if hooks.evaluate is not None and _evaluation_is_due(recipe, progress, epoch_ended, last):
+        last, every = _done(recipe, progress), recipe.train.checkpoint_every
+        owed.evaluation |= _evaluation_is_due(recipe, progress, epoch_ended, last)
+        owed.save |= last or (every is not None and progress.step % every == 0)
+        if not last and not hooks.replicas_are_equal():
+            continue
+        if owed.evaluation and hooks.evaluate is not None:
             with steps.settled():
                 is_best = _record_evaluation(recipe, progress, hooks.evaluate())
                 hooks.on_evaluation(progress, is_best)
-            evaluated = True
-            stop = ranks.sum([float(hooks.stop.is_set())])[0] > 0
-        stopping = stop and not last
-        if evaluated or last or stopping or progress.step % recipe.train.checkpoint_every == 0:
+            owed.save = True
+            owed.stop = ranks.sum([float(hooks.stop.is_set())])[0] > 0
+        stopping = owed.stop and not last
+        if hooks.checkpoint_is_due(progress) or owed.save or stopping:
             with steps.settled():
                 hooks.save(progress)
         if stopping:
             return "interrupted"
+        owed = _Owed()
     return "finished"
 
 
 def _advance(progress: Progress, loader: PrefetchingLoader, result: StepResult) -> bool:
     """Count one finished step; return whether it ended an epoch."""
     if not math.isfinite(result.loss_sum):
-        raise SlipstreamError(
+        raise DivergenceError(
             f"the loss became {result.loss_sum} at step {progress.step + 1}; "
             "lower optimizer.lr or tables.lr, or set optimizer.clip_norm"
         )
@@ -223,8 +270,12 @@ def _patience_is_over(recipe: Recipe, progress: Progress) -> bool:
 
 
 def _evaluation_is_due(recipe: Recipe, progress: Progress, epoch_ended: bool, last: bool) -> bool:
-    every = recipe.train.evaluate_every
-    return every > 0 and (last or (epoch_ended and progress.epochs_done % every == 0))
+    every, steps = recipe.train.evaluate_every, recipe.train.evaluation_steps
+    if last or not every:
+        return bool(every)
+    if steps is not None:
+        return progress.step % steps == 0
+    return epoch_ended and progress.epochs_done % int(every) == 0
 
 
 def _record_evaluation(recipe: Recipe, progress: Progress, metrics: dict[str, float]) -> bool:

@@ -8,7 +8,7 @@ chunk of keys, sent to the owners, and updates those rows at once; a matrix of a
 never exists either. Touch this when negatives need less memory or other rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,12 +21,15 @@ from slipstream.errors import SlipstreamError
 from slipstream.ops.grouped_losses import GroupedSoftmaxInputs, backend_steps
 from slipstream.ops.grouped_types import GroupWeights, TokenGroups, weight_starts
 from slipstream.ops.rows import unique_keys
+from slipstream.pipeline.current_rows import RowSource
 from slipstream.tables.collection import TableCollection, add
+from slipstream.tables.communicator import Communicator
 from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Exchange, Gradients
 from slipstream.tables.memory_table import MemoryTable
-from slipstream.tables.replicas import AveragedWeights, Replicas
+from slipstream.tables.replicas import AveragedWeights, Replicas, SummedGradients
 from slipstream.tables.transport import half_rounded
+from slipstream.training.device import HOST, DeviceTransfer
 
 _ONLY_LIST = 0  # a segment is one list of keys
 _BUCKETS_PER_CHUNK = 16  # neighbouring keys one thread adds up at a time
@@ -82,9 +85,12 @@ class SegmentedFetch:
         name: str,
         config: FetchConfig,
         group: dist.ProcessGroup | None = None,
+        transfer: DeviceTransfer | None = None,
     ) -> None:
+        self.transfer = transfer or DeviceTransfer(HOST)
         self.tables, self.name, self.config = tables, name, config
         self.table = tables[name]
+        self.rows: RowSource = self.table
         refuse_chunked_updates(self.table, tables.replicas)
         half_lists = {name: frozenset([_ONLY_LIST])} if config.half else None
         only = {name: self.table}
@@ -115,10 +121,36 @@ class SegmentedFetch:
         return ranges
 
     def most(self, counts: list[int]) -> list[int]:
-        """Return the largest of each number over the ranks. Collective."""
-        if self.exchange.communicator is None:
-            return counts
-        return self.exchange.communicator.gather_counts(torch.tensor(counts)).amax(0).tolist()
+        """Return the largest of each number over the ranks that share the rows. Collective."""
+        return _most(self.exchange.communicator, counts)
+
+    def most_of_replicas(self, counts: list[int]) -> list[int]:
+        """Return the largest of each number over all ranks. Collective."""
+        counts, replicas = self.most(counts), self.tables.replicas
+        return (
+            _most(replicas.communicator, counts)
+            if isinstance(replicas, SummedGradients)
+            else counts
+        )
+
+    def take_part(self) -> None:
+        """Serve the segments of other ranks where this rank has no negatives. Collective."""
+        nothing = torch.empty(0, 1, dtype=torch.int64)
+        for _ in self.segments([nothing] * self.most([0])[0]):
+            pass
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        """Make one optimizer step of these rows; replicas sum first. Collective."""
+        if self.tables.replicas is not None:
+            gradients = self.tables.replicas.before_update(gradients)
+        keys_O, grads_OD = gradients[self.name]
+        if keys_O.numel():
+            self.rows.apply(keys_O, grads_OD, lr)
+
+    def no_gradients(self) -> Gradients:
+        """Return the gradients of no rows."""
+        grads_OD = torch.empty(0, self.table.dim, dtype=self.table.dtype)
+        return {self.name: (torch.empty(0, dtype=torch.int64), grads_OD)}
 
     def segments(self, keys: list[torch.Tensor]) -> Iterator[Segment]:
         """Yield the segments of these key matrices; while one is in use only the next is fetched.
@@ -147,7 +179,7 @@ class SegmentedFetch:
     @torch.no_grad()
     def _fetch(self, keys_XR: torch.Tensor) -> Segment:
         route = self.exchange.route({self.name: [keys_XR]})
-        owned = {self.name: self.table.gather(route.owned[self.name])}
+        owned = {self.name: self.rows.gather(route.owned[self.name])}
         lookup = self.exchange.answer(route, owned)[self.name]
         rows_UD = lookup.rows_UD.detach()
         return Segment(
@@ -159,7 +191,7 @@ class SegmentedFetch:
 
 @dataclass
 class SegmentedStep:
-    """The negatives of one step: scored in segments by `loss`, then updated by `update`."""
+    """The negatives of one micro-batch: scored by `loss`, updated by `update_segmented`."""
 
     fetch: SegmentedFetch
     keys_XR: torch.Tensor
@@ -179,7 +211,7 @@ class SegmentedStep:
     ) -> torch.Tensor:
         """Return the softmax loss of each token.
 
-        Gradients reach hidden_SD and targets_SD; those of the negatives stay here for `update`.
+        Gradients reach hidden_SD and targets_SD; those of the negatives stay here for the update.
         """
         return _SegmentedSoftmax.apply(
             hidden_SD, targets_SD, self, target_keys_S, temperature, target_log_q_S, log_q_N
@@ -196,7 +228,7 @@ class SegmentedStep:
     ) -> torch.Tensor:
         """Compute the forward pass over all segments."""
         backend, groups, per_set = backend_steps(hidden_SD), self.groups, self.keys_XR.shape[1]
-        block = backend.block_size(groups)
+        block, copy = backend.block_size(groups), self.fetch.transfer.copy
         places_G1 = weight_starts(groups, per_set, block)
         weights = hidden_SD.new_empty(int(places_G1[-1]))
         loss_S, target_weights_S = hidden_SD.new_empty(2, len(hidden_SD)).unbind()
@@ -217,13 +249,13 @@ class SegmentedStep:
             inputs = GroupedSoftmaxInputs(
                 hidden_SD[tokens],
                 targets_SD[tokens],
-                _places_of(target_keys_S[tokens], segment.keys_U),
-                self.fetch.compared(segment.rows_UD),
-                segment.index_XR,
-                groups.take(first, last),
+                _places_of(target_keys_S[tokens], copy(segment.keys_U)),
+                self.fetch.compared(copy(segment.rows_UD)),
+                copy(segment.index_XR),
+                groups.take(first, last).map(copy),
                 temperature,
                 None if target_log_q_S is None else target_log_q_S[tokens],
-                None if log_q_N is None else log_q_N[keys[place]],
+                None if log_q_N is None else log_q_N[copy(keys[place])],
             )
             loss_S[tokens], part = backend.score(
                 inputs, block=block, weights=weights[places_G1[first] : places_G1[last]]
@@ -231,46 +263,21 @@ class SegmentedStep:
             target_weights_S[tokens], unit_SD[tokens] = part.target_weights_T, part.unit_TD
             del segment, inputs, part
         self.scored = GroupWeights(
-            groups, per_set, block, places_G1, weights, target_weights_S, unit_SD
+            groups.map(copy), per_set, block, copy(places_G1), weights, target_weights_S, unit_SD
         )
         return loss_S
 
-    def update(self, collected: Gradients, lr: float) -> None:
-        """Update every row of the step. Collective.
-
-        `collected` holds the gradients of the ordinary lookups at their owners.
-        """
-        tables, name = self.fetch.tables, self.fetch.name
-        if len(collected) > 1:
-            tables.update({other: part for other, part in collected.items() if other != name}, lr)
-        others_O, other_grads_OD = collected[name]
-        below = self.fetch.table.num_rows or (1 << 62)
-        distinct = min(self.keys_XR.numel(), below)
-        chunks = self.fetch.most([max(1, -(-distinct // self.fetch.rows_per_segment))])[0]
-        begin = 0
-        for chunk, negatives in enumerate(self._chunks(chunks, below)):
-            end = int(torch.searchsorted(others_O, -(-below * (chunk + 1) // chunks)))
-            part = {name: (others_O[begin:end], other_grads_OD[begin:end])}
-            tables.update(add([part, {name: self._owned(negatives)}]), lr)
-            begin = end
-        self.scored = self.source_SD = None
-
-    def _chunks(self, chunks: int, below: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def chunks(self, chunks: int, below: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield chunk after chunk of neighbouring keys: this rank's, with their gradients."""
         if self.scored is None or self.source_SD is None or self.keys_XR.numel() == 0:
-            width, dtype = self.fetch.table.dim, self.fetch.table.dtype
-            yield from (
-                (torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=dtype))
-                for _ in range(chunks)
-            )
+            yield from (self.fetch.no_gradients()[self.fetch.name] for _ in range(chunks))
             return
-        backend, source_SD, keys_E = (
-            backend_steps(self.source_SD),
-            self.source_SD.contiguous(),
-            self.keys_XR.contiguous().view(-1),
-        )
-        order_E, starts = backend.sort_into_buckets(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
-        group_of_set_X = self.groups.of_sets().to(torch.int32)
+        copy, source_SD = self.fetch.transfer.copy, self.source_SD.contiguous()
+        keys_E = self.keys_XR.contiguous().view(-1)
+        on_host = backend_steps(torch.empty(0, dtype=source_SD.dtype))
+        order_E, starts = on_host.sort_into_buckets(keys_E, below, chunks * _BUCKETS_PER_CHUNK)
+        backend, entries_E = backend_steps(source_SD), copy(order_E)
+        group_of_set_X = copy(self.groups.of_sets().to(torch.int32))
         for chunk in range(chunks):
             buckets = chunk * _BUCKETS_PER_CHUNK, (chunk + 1) * _BUCKETS_PER_CHUNK
             mine_E = keys_E[order_E[starts[buckets[0]] : starts[buckets[1]]].to(torch.int64)]
@@ -281,25 +288,73 @@ class SegmentedStep:
                 source_SD,
                 self.scored,
                 group_of_set_X,
-                order_E,
+                entries_E,
                 starts,
                 buckets,
-                place_E,
+                copy(place_E),
                 by_position=True,
             )
-            yield keys_U, grads_UD
+            yield keys_U, grads_UD.to(HOST)
 
-    def _owned(self, mine: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum gradients at the owners of their keys, and turn them into gradients of the rows."""
-        exchange, table, name = self.fetch.exchange, self.fetch.table, self.fetch.name
-        owned_O, grads_OD = mine
-        if exchange.communicator is not None:
-            route = exchange.route({name: [mine[0]]})
-            owned_O, grads_OD = exchange.sum_at_owners(route, {name: mine})[name]
-        rows_OD = table.gather(owned_O)
-        if self.fetch.config.half:
-            rows_OD = half_rounded(rows_OD)
-        return owned_O, _through_comparison(rows_OD, grads_OD, self.fetch.config.normalize)
+
+class SegmentedRows:
+    """The negatives of a schedule's step: `pipeline.work.OnDemandRows`."""
+
+    def __init__(self, fetch: SegmentedFetch) -> None:
+        self.fetch, self.table = fetch, fetch.name
+        self.steps: list[SegmentedStep] = []  # micro-batches of the running step
+
+    def connect(self, rows: RowSource) -> None:
+        self.fetch.rows = rows
+
+    def take_part(self) -> None:
+        self.fetch.take_part()
+
+    def update(self, gradients: Gradients, lr: float) -> None:
+        update_segmented(self.fetch, self.steps, gradients, lr)
+        self.steps.clear()
+
+
+def update_segmented(
+    fetch: SegmentedFetch, steps: Sequence[SegmentedStep], collected: Gradients, lr: float
+) -> None:
+    """Update every row of the table from the micro-batches of one optimiser step. Collective.
+
+    `collected` holds the gradients of the ordinary lookups of this table at their owners.
+    """
+    name, below = fetch.name, fetch.table.num_rows or (1 << 62)
+    others_O, other_grads_OD = collected[name]
+    distinct = min(sum(step.keys_XR.numel() for step in steps), below)
+    chunks = fetch.most_of_replicas([max(1, -(-distinct // fetch.rows_per_segment))])[0]
+    parts = [step.chunks(chunks, below) for step in steps]
+    begin = 0
+    for chunk in range(chunks):
+        end = int(torch.searchsorted(others_O, -(-below * (chunk + 1) // chunks)))
+        part = {name: (others_O[begin:end], other_grads_OD[begin:end])}
+        negatives = add([{name: next(each)} for each in parts]) if parts else fetch.no_gradients()
+        fetch.update(add([part, {name: _at_owners(fetch, negatives)}]), lr)
+        begin = end
+    for step in steps:
+        step.scored = step.source_SD = None
+
+
+def _at_owners(fetch: SegmentedFetch, mine: Gradients) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum gradients at the owners of their keys, and turn them into gradients of the rows."""
+    exchange, name = fetch.exchange, fetch.name
+    owned_O, grads_OD = mine[name]
+    if exchange.communicator is not None:
+        route = exchange.route({name: [owned_O]})
+        owned_O, grads_OD = exchange.sum_at_owners(route, mine)[name]
+    rows_OD = fetch.rows.gather(owned_O)
+    if fetch.config.half:
+        rows_OD = half_rounded(rows_OD)
+    return owned_O, _through_comparison(rows_OD, grads_OD, fetch.config.normalize)
+
+
+def _most(communicator: Communicator | None, counts: list[int]) -> list[int]:
+    if communicator is None:
+        return counts
+    return communicator.gather_counts(torch.tensor(counts)).amax(0).tolist()
 
 
 def _through_comparison(

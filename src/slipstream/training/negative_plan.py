@@ -16,7 +16,7 @@ from slipstream.ops.counter_random import derive_seed, random_bits
 from slipstream.ops.grouped_types import TokenGroups
 from slipstream.training.negatives import UniformNegatives
 from slipstream.training.objective import RETRIEVAL_LOSSES
-from slipstream.training.recipe import LossConfig
+from slipstream.training.recipe_sections import LossConfig
 
 _ORDER = 1  # purpose of a seed
 

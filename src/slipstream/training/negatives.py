@@ -15,7 +15,7 @@ import torch
 
 from slipstream.ops.counter_random import derive_seed
 from slipstream.ops.item_draws import draw_items
-from slipstream.training.recipe import LossConfig
+from slipstream.training.recipe_sections import LossConfig
 
 
 class UniformNegatives:

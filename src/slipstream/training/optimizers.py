@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from slipstream.ops.uncompiled import uncompiled
-from slipstream.training.recipe import OptimizerConfig
+from slipstream.training.recipe_sections import OptimizerConfig
 
 
 def schedule_factor(config: OptimizerConfig, step: int, total_steps: int) -> float:

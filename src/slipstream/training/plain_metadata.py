@@ -6,12 +6,11 @@ which file, where) and refuse anything that is not that. Tensors themselves are 
 `weights_only=True`.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -21,7 +20,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json
@@ -41,34 +39,6 @@ DTYPES = {
         torch.bool,
     )
 }
-
-
-class PlainWriter(FileSystemWriter):
-    """Writes what torch's writer writes, and `metadata.json` in place of the pickle."""
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        stored = {
-            result.index: result.storage_data for rank_results in results for result in rank_results
-        }
-        tensors = {}
-        for name, described in metadata.state_dict_metadata.items():
-            assert isinstance(described, TensorStorageMetadata), f"{name} is not a tensor"
-            chunks = []
-            for chunk in described.chunks:
-                place = stored[MetadataIndex(name, chunk.offsets)]
-                chunks.append(
-                    {
-                        "offsets": list(chunk.offsets),
-                        "sizes": list(chunk.sizes),
-                        "file": place.relative_path,
-                        "at": place.offset,
-                        "bytes": place.length,
-                    }
-                )
-            dtype = str(described.properties.dtype).removeprefix("torch.")
-            tensors[name] = {"dtype": dtype, "size": list(described.size), "chunks": chunks}
-        text = json.dumps({"format": FORMAT, "tensors": tensors}, indent=1)
-        (Path(self.path) / METADATA).write_text(text + "\n", encoding="utf-8")
 
 
 class PlainReader(FileSystemReader):

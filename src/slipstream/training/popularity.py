@@ -1,7 +1,7 @@
-"""The popularity baseline: what recommending by training counts alone would reach.
+"""Popular items: the baseline of recommending by training counts alone, and what a bundle carries.
 
 Items are ordered by how often they stand in training, ties by row. Touch this when a model should
-be compared with another simple rule.
+be compared with another simple rule, or users without a history be answered by another one.
 """
 
 import numpy as np
@@ -14,6 +14,10 @@ from slipstream.training.recipe import Recipe
 from slipstream.training.seen import SeenPairs
 
 BASELINE = "popularity "  # begins the name of each figure of the baseline
+POPULAR_DAYS = (1, 7, 30)  # windows before the last behaviour of training
+MOST_POPULAR = 10_000  # items kept of each window
+_AT_ONCE = 1 << 20  # behaviours counted at once
+_DAY = 86_400
 
 
 def item_counts(store: SequenceStore, recipe: Recipe) -> torch.Tensor:
@@ -21,6 +25,33 @@ def item_counts(store: SequenceStore, recipe: Recipe) -> torch.Tensor:
     train_lengths_U = recipe.split.train_lengths(store)
     counts_N = training_counts(store.items_N, store.offsets_U1, store.num_items, train_lengths_U)
     return torch.from_numpy(counts_N)
+
+
+def popular_items(store: SequenceStore, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Return the most frequent items of training and their counts, by window of days.
+
+    Window 0 is the whole log; a log without times has only that one.
+    """
+    in_training_N = training_behaviours(store.offsets_U1, recipe.split.train_lengths(store))
+    parts = [slice(at, at + _AT_ONCE) for at in range(0, len(in_training_N), _AT_ONCE)]
+    timed = bool(store.meta.get("timed", True))
+    lasts = [store.timestamps_N[part][in_training_N[part]].max(initial=0) for part in parts]
+    last = int(max(lasts, default=0)) if timed else 0
+    found = {}
+    for days in (0, *(POPULAR_DAYS if timed else ())):
+        counts_N = np.zeros(store.num_items, dtype=np.int64)
+        for part in parts:
+            counted = in_training_N[part]
+            if days:
+                counted = counted & (store.timestamps_N[part] > last - days * _DAY)
+            np.add.at(counts_N, store.items_N[part][counted], 1)
+        most = min(MOST_POPULAR, store.num_items)
+        least = max(1, int(np.partition(counts_N, -most)[-most]))
+        best = np.flatnonzero(counts_N >= least)
+        best = best[np.argsort(-counts_N[best], kind="stable")][:most]
+        found[f"popular/{days}/rows"] = torch.from_numpy(best)
+        found[f"popular/{days}/counts"] = torch.from_numpy(counts_N[best])
+    return found
 
 
 class PopularityOrder:

@@ -14,7 +14,8 @@ from pydantic_core import PydanticUndefined
 
 from slipstream.config import RECIPES, load_recipe, recipe_path
 from slipstream.config_words import describe_field, describe_values
-from slipstream.training.recipe import RankingTask, Recipe
+from slipstream.training.recipe import Recipe
+from slipstream.training.recipe_sections import RankingTask
 
 HEAD = """# Every key of a recipe
 
@@ -32,8 +33,8 @@ where it is unique, by its last part (`dim=64`). A section's name stands for its
 
 `slipstream recipes` lists them, `slipstream recipes NAME` prints one.
 
-| recipe | task | model | data | about |
-|---|---|---|---|---|
+| recipe | task | model | data | schedule | about |
+|---|---|---|---|---|---|
 """
 TABLE = "| key | values | default | meaning |\n|---|---|---|---|\n"
 
@@ -57,6 +58,7 @@ class ShippedRecipe:
     task: str
     model: str
     data: str  # the store it is for; "" for any
+    schedule: str  # the one it names, or that none can run it
     about: str  # the file's first comment
 
 
@@ -125,7 +127,12 @@ def _shipped(path: Path) -> ShippedRecipe:
     recipe = load_recipe(Recipe, path)
     lines = path.read_text(encoding="utf-8").splitlines()
     about = lines[0].removeprefix("#").strip() if lines[0].startswith("#") else ""
-    return ShippedRecipe(path.stem, recipe.task, recipe.model.kind, recipe.data or "", about)
+    # An optimizer that updates rows no batch touched: see pipeline/refusals.py.
+    plain = "adamw" in recipe.tables.optimizers()
+    schedule = "plain loop only" if plain else recipe.train.schedule
+    return ShippedRecipe(
+        path.stem, recipe.task, recipe.model.kind, recipe.data or "", schedule, about
+    )
 
 
 def recipe_text(name: str) -> str:
@@ -143,7 +150,7 @@ def section_meaning(section: str) -> str:
 def reference_page() -> str:
     """Return the whole page docs/reference/recipe.md."""
     text = HEAD + "".join(
-        f"| `{one.name}` | {one.task} | {one.model} | {one.data} | {one.about} |\n"
+        f"| `{one.name}` | {one.task} | {one.model} | {one.data} | {one.schedule} | {one.about} |\n"
         for one in shipped_recipes()
     )
     section = None

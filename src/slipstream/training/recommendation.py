@@ -6,12 +6,11 @@ behaviours, at a request time or at the last behaviour's own time. The recipe's 
 `window` hold as in evaluation. Touch this to change what `slipstream recommend` answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.store import Feature, SequenceStore
@@ -19,11 +18,15 @@ from slipstream.data.windows import cut_windows
 from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
 from slipstream.history.window import window_start
+from slipstream.ops.row_readers import normalize_rows
+from slipstream.ops.tiled_search import NO_ROW, Pairs, TopRows, top_k_of_tiles
 from slipstream.training.recommender import Recommender
 from slipstream.training.seen import SeenPairs, seen_pairs
 
 CANDIDATE_TILE = 2048  # candidates ranked at once
-USER_TILE = 256  # users whose scores of the whole catalogue are held at once
+USER_TILE = 256  # users whose histories the model reads at once
+USERS_A_PASS = 16_384  # users who share one pass over the catalogue, unless their logs are long
+SEEN_A_PASS = 1 << 22  # behaviours of their logs
 Rows = Sequence[int] | np.ndarray
 
 
@@ -49,6 +52,17 @@ class Moments:
         """Yield `size` of them at a time."""
         for start in range(0, self.users_B.size, size):
             part = slice(start, start + size)
+            times_B = None if self.times_B is None else self.times_B[part]
+            yield Moments(self.users_B[part], self.known_B[part], times_B)
+
+    def passes(self) -> Iterator["Moments"]:
+        """Yield as many as can share one pass over the catalogue."""
+        groups_B = np.maximum(
+            np.arange(self.users_B.size) // USERS_A_PASS, np.cumsum(self.known_B) // SEEN_A_PASS
+        )
+        borders = np.flatnonzero(np.diff(groups_B)) + 1
+        places = np.split(np.arange(self.users_B.size), borders) if self.users_B.size else []
+        for part in places:
             times_B = None if self.times_B is None else self.times_B[part]
             yield Moments(self.users_B[part], self.known_B[part], times_B)
 
@@ -128,26 +142,20 @@ def recommend(
     `repeat` overrides the recipe's rule: `exclude` leaves out every item of the known log. Only
     items that `allowed_N` marks (bool, one per item) are recommended, where it is given.
     """
-    rule = repeat or recommender.recipe.repeat
-    forbidden_N = None if allowed_N is None else ~torch.from_numpy(np.asarray(allowed_N, bool))
+    exclude = (repeat or recommender.recipe.repeat) == "exclude"
+    allowed = None if allowed_N is None else torch.from_numpy(np.asarray(allowed_N, bool))
+    search = _search_ranking if recommender.recipe.task == "ranking" else _search_catalogue
     answers = []
-    for tile, scores_BN, batch in _catalogue_scores(
-        recommender, store, moments(store, users, known, request_times)
-    ):
-        if rule == "exclude":
-            seen = _seen(store, tile)
-            scores_BN[seen.rows_P, seen.items_P] = -torch.inf
-        if forbidden_N is not None:
-            scores_BN[:, forbidden_N] = -torch.inf
-        best = scores_BN.topk(min(count, scores_BN.shape[1]))
-        histories = batch.items_T.split(batch.lengths_B.tolist())
-        for row, user in enumerate(tile.users_B.tolist()):
-            kept = int(best.values[row].isneginf().logical_not().sum())
+    for group in moments(store, users, known, request_times).passes():
+        excluded = Pairs(*_seen(store, group)) if exclude else None
+        best, histories = search(recommender, store, group, count, excluded, allowed)
+        kept_B = (best.rows_SK != NO_ROW).sum(1).tolist()
+        for row, (user, kept) in enumerate(zip(group.users_B.tolist(), kept_B, strict=True)):
             answers.append(
                 Recommendation(
                     user,
-                    best.indices[row, :kept].tolist(),
-                    best.values[row, :kept].tolist(),
+                    best.rows_SK[row, :kept].tolist(),
+                    best.scores_SK[row, :kept].tolist(),
                     histories[row].tolist(),
                 )
             )
@@ -165,20 +173,53 @@ def _seen(store: SequenceStore, asked: Moments) -> SeenPairs:
     return seen_pairs(store, torch.from_numpy(asked.users_B), torch.from_numpy(asked.known_B))
 
 
-def _catalogue_scores(
-    recommender: Recommender, store: SequenceStore, asked: Moments
-) -> Iterator[tuple[Moments, torch.Tensor, JaggedBatch]]:
-    """Yield tiles of users with their scores of every item (the first task's, for ranking)."""
-    if recommender.recipe.task == "ranking":
-        every_item = torch.arange(recommender.features.num_items)
-        for tile in asked.tiles(1):
-            batch = latest_behaviours(recommender, store, tile)
-            yield tile, candidate_scores(recommender, batch, every_item)[:, 0].unsqueeze(0), batch
-        return
-    catalogue_ND = recommender.catalogue_ND()
+def _search_catalogue(
+    recommender: Recommender,
+    store: SequenceStore,
+    asked: Moments,
+    count: int,
+    excluded: Pairs | None,
+    allowed_N: torch.Tensor | None,
+) -> tuple[TopRows, list[torch.Tensor]]:
+    """Retrieval: return the best items of every user in one pass, and what the model saw."""
+    queries, histories = [], []
     for tile in asked.tiles(USER_TILE):
         batch = latest_behaviours(recommender, store, tile)
-        yield tile, recommender.queries_SD(batch) @ catalogue_ND.T, batch
+        queries.append(recommender.queries_SD(batch))
+        histories += batch.items_T.split(batch.lengths_B.tolist())
+    best = top_k_of_tiles(
+        torch.cat(queries),
+        recommender.catalogue_tiles(),
+        min(count, recommender.features.num_items),
+        excluded=excluded,
+        allowed_N=allowed_N,
+    )
+    return best, histories
+
+
+def _search_ranking(
+    recommender: Recommender,
+    store: SequenceStore,
+    asked: Moments,
+    count: int,
+    excluded: Pairs | None,
+    allowed_N: torch.Tensor | None,
+) -> tuple[TopRows, list[torch.Tensor]]:
+    """Ranking: return the best items by the first task, every item a candidate."""
+    parts, histories = [], []
+    every_item = torch.arange(recommender.features.num_items)
+    for place, tile in enumerate(asked.tiles(1)):
+        batch = latest_behaviours(recommender, store, tile)
+        scores_N = candidate_scores(recommender, batch, every_item)[:, 0]
+        if excluded is not None:
+            scores_N[excluded.rows_P[excluded.queries_P == place]] = -torch.inf
+        if allowed_N is not None:
+            scores_N[~allowed_N] = -torch.inf
+        best = scores_N.topk(min(count, scores_N.numel()))
+        none = best.values.isneginf()
+        parts.append(TopRows(best.values, best.indices.masked_fill(none, NO_ROW)))
+        histories.append(batch.items_T)
+    return TopRows(*(torch.stack(part) for part in zip(*parts, strict=True))), histories
 
 
 @torch.no_grad()
@@ -190,35 +231,44 @@ def score(
     *,
     known: Rows | None = None,
     request_times: Rows | None = None,
+    context: Mapping[str, int] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Score items for each user: [B, C] by task; `items` are C rows for all, or [B, C].
 
-    A retrieval model has one task, called `score`; a ranking model gives probabilities.
+    A retrieval model has one task, called `score`; a ranking model gives probabilities. `context`
+    has codes of the request, which a ranking model reads with the items.
     """
     asked = moments(store, users, known, request_times)
     items_BC = torch.from_numpy(np.asarray(items, dtype=np.int64))
     items_BC = items_BC.expand(asked.users_B.size, items_BC.shape[-1])
     parts, start = [], 0
     ranking = recommender.recipe.task == "ranking"
-    catalogue_ND = None if ranking else recommender.catalogue_ND()
     for tile in asked.tiles(1 if ranking else USER_TILE):
         mine_BC = items_BC[start : start + tile.users_B.size]
         start += tile.users_B.size
         batch = latest_behaviours(recommender, store, tile)
-        if catalogue_ND is None:
-            parts.append(candidate_scores(recommender, batch, mine_BC[0]).unsqueeze(0))
+        if ranking:
+            scores_CA = candidate_scores(recommender, batch, mine_BC[0], context)
+            parts.append(scores_CA.unsqueeze(0))
         else:
             queries_BD1 = recommender.queries_SD(batch).unsqueeze(2)
-            parts.append(catalogue_ND[mine_BC] @ queries_BD1)
+            vectors_BCD = recommender.item_vectors_CD(mine_BC.flatten()).unflatten(0, mine_BC.shape)
+            parts.append(vectors_BCD @ queries_BD1)
     names = tuple(recommender.recipe.tasks) if ranking else ("score",)
     scores_BCA = torch.cat(parts) if parts else torch.empty(0, items_BC.shape[1], len(names))
     return {name: scores_BCA[:, :, column] for column, name in enumerate(names)}
 
 
 def candidate_scores(
-    recommender: Recommender, history: JaggedBatch, items_C: torch.Tensor
+    recommender: Recommender,
+    history: JaggedBatch,
+    items_C: torch.Tensor,
+    context: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
-    """Ranking: return every task's probability for items after one user's history [C, A]."""
+    """Ranking: return every task's probability for items after one user's history [C, A].
+
+    `context` has codes of the request, by context column; an absent one is unknown.
+    """
     parts = []
     for items in items_C.split(CANDIDATE_TILE):
         count = items.numel()
@@ -234,6 +284,10 @@ def candidate_scores(
             actions={
                 name: torch.cat([values, torch.zeros(count)])
                 for name, values in history.actions.items()
+            },
+            context={
+                name: torch.cat([codes, codes.new_full((count,), (context or {}).get(name, 0))])
+                for name, codes in history.context.items()
             },
         )
         parts.append(recommender.predict_SA(batch, torch.tensor([count])))
@@ -264,32 +318,30 @@ def user_vectors(
 
 def item_vectors(recommender: Recommender, items: Rows | None = None) -> torch.Tensor:
     """Return the embeddings of items [C, D], or of the whole catalogue."""
-    catalogue_ND = recommender.catalogue_ND()
-    return catalogue_ND if items is None else catalogue_ND[np.asarray(items, dtype=np.int64)]
+    if items is None:
+        return recommender.catalogue_ND()
+    return recommender.item_vectors_CD(torch.from_numpy(np.asarray(items, dtype=np.int64)))
 
 
 def similar_items(
     recommender: Recommender, items: Rows, count: int = 10
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows and cosines [C, count] of the items nearest to each item, itself left out."""
-    directions_ND = F.normalize(recommender.catalogue_ND(), dim=-1)
-    count = min(count, directions_ND.shape[0] - 1)
-    found = []
-    for rows_C in torch.from_numpy(np.asarray(items, dtype=np.int64)).split(USER_TILE):
-        cosines_CN = directions_ND[rows_C] @ directions_ND.T
-        cosines_CN[torch.arange(rows_C.numel()), rows_C] = -torch.inf
-        found.append(cosines_CN.topk(count))
-    if not found:
-        return torch.empty(0, count, dtype=torch.int64), torch.empty(0, count)
-    return torch.cat([best.indices for best in found]), torch.cat([best.values for best in found])
+    rows_C = torch.from_numpy(np.asarray(items, dtype=np.int64))
+    count = min(count, recommender.features.num_items - 1)
+    directions_CD = normalize_rows(recommender.item_vectors_CD(rows_C))
+    tiles = ((begin, normalize_rows(tile)) for begin, tile in recommender.catalogue_tiles())
+    itself = Pairs(torch.arange(rows_C.numel()), rows_C)
+    best = top_k_of_tiles(directions_CD, tiles, count, excluded=itself)
+    return best.rows_SK, best.scores_SK
 
 
 class GivenHistories(SequenceStore):
     """A store in memory whose user b has the behaviours `histories[b]`.
 
     The histories hold rows of the items of `store`, which this one shares. An absent action counts
-    as 0. User features come from the history, else from row `users[b]` of the users of `store`,
-    else (-1, or no `users`) they are unknown.
+    as 0, absent context as unknown. User features come from the history, else from row `users[b]`
+    of the users of `store`, else (-1, or no `users`) they are unknown.
     """
 
     def __init__(
@@ -305,6 +357,10 @@ class GivenHistories(SequenceStore):
             name: _joined([_action(history, name) for history in histories], np.float32)
             for name in store.actions
         }
+        self.context = {
+            name: replace(column, codes=_context_codes(name, column, histories))
+            for name, column in store.context.items()
+        }
         rows_B = np.full(len(histories), -1) if users is None else np.asarray(users, np.int64)
         self.rows_B: np.ndarray = rows_B  # of the vocabulary of users
         self.user_features = {
@@ -316,6 +372,16 @@ class GivenHistories(SequenceStore):
 
 def _action(history: History, name: str) -> np.ndarray:
     return np.asarray(history.actions.get(name, np.zeros(len(history))))
+
+
+def _context_codes(name: str, column: Feature, histories: Sequence[History]) -> np.ndarray:
+    """Return the codes of the labels that histories give; unknown are code 0."""
+    code_of = {label: code for code, label in enumerate(column.labels.to_pylist())}
+    parts = [
+        [code_of.get(label, 0) for label in history.context.get(name, [""] * len(history))]
+        for history in histories
+    ]
+    return _joined(parts, np.int32)
 
 
 def _given_codes(

@@ -2,14 +2,14 @@
 
 Every number it draws has a name: dropout and negatives depend on (seed, step, token), so any cut of
 a batch gives the same sums. Training calls `plan_step`, `read`, `loss` and `update` (`step.py`);
-evaluation and serving call `queries_SD`, `catalogue_ND` and `predict_SA`. Touch this when a model
-needs other rows, or when a loss is given something new.
+evaluation and recommendation call `queries_SD`, `catalogue_tiles` and `predict_SA`. Touch this when
+a model needs other rows, or when a loss is given something new.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from slipstream.data.batch import JaggedBatch
@@ -19,8 +19,9 @@ from slipstream.models.build import build_model
 from slipstream.models.inputs import ModelInput
 from slipstream.ops.counter_random import derive_seed
 from slipstream.ops.grouped_types import one_token_groups
+from slipstream.ops.row_readers import RowTile, normalize_rows
 from slipstream.ops.rows import take_rows
-from slipstream.tables.collection import Lookups, TableCollection
+from slipstream.tables.collection import Lookups, TableCollection, add
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.embedding_table import EmbeddingTable
 from slipstream.tables.exchange import Exchange
@@ -34,8 +35,13 @@ from slipstream.tables.replicas import (
 from slipstream.tables.row_optimizers import make_row_optimizer
 from slipstream.tables.slices import Placement
 from slipstream.training.device import HOST, DeviceTransfer
-from slipstream.training.features import ITEM, Features, labels_TA
-from slipstream.training.negative_fetch import FetchConfig, SegmentedFetch, SegmentedStep
+from slipstream.training.features import ITEM, Features, NumberEdges, labels_TA
+from slipstream.training.negative_fetch import (
+    FetchConfig,
+    SegmentedFetch,
+    SegmentedStep,
+    update_segmented,
+)
 from slipstream.training.negative_plan import mixed_by, plan_negatives
 from slipstream.training.negatives import UniformNegatives, make_negatives, training_counts
 from slipstream.training.objective import (
@@ -68,16 +74,27 @@ class Recommender:
         self.device_transfer = DeviceTransfer(device)
         self.negatives = negatives or UniformNegatives(features.num_items)
         self.loss_per_token = RETRIEVAL_LOSSES[recipe.loss.kind].per_token  # or a caller's own
+        self.input_widths = input_widths(recipe) | features.vector_widths()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(recipe.seed, _INITIAL))
-            self.model: nn.Module = build_model(
+            model = build_model(
                 recipe.model,
                 recipe.task,
                 tasks=tuple(recipe.tasks),
                 user_features=recipe.user_features,
                 item_features=recipe.item_features,
+                joined=features.joined,
+                widths=self.input_widths,
             ).to(dtype=dtype)
-        self.model.to(device)
+        model.backbone.product_dtype = torch.bfloat16 if recipe.train.precision == "bf16" else None
+        model.backbone.checkpoint_activations = recipe.train.activation_checkpointing
+        self.model: nn.Module = model.to(device)
+        if recipe.train.accumulate > 1 and self.mixes_samples is not None:
+            raise SlipstreamError(
+                f"train.accumulate computes parts of a step one after the other, but "
+                f"{self.mixes_samples} mixes its samples, so the objective would change; use "
+                "train.accumulate=1, or loss.share_within=sequence"
+            )
         if ranks.world > 1 and self.mixes_samples is not None:
             raise SlipstreamError(
                 f"{self.mixes_samples} mixes the samples of a rank, so the objective would depend "
@@ -87,14 +104,13 @@ class Recommender:
         self.fetch: SegmentedFetch | None = None
         if recipe.task == "retrieval" and recipe.loss.fetch == "segmented":
             loss = recipe.loss
-            if device != HOST:
-                raise SlipstreamError(
-                    "loss.fetch=segmented scores negatives in host memory; with a device use "
-                    "loss.fetch=whole"
-                )
             config = FetchConfig(loss.segment_bytes, loss.normalize, loss.precision == "fp16")
             self.fetch = SegmentedFetch(
-                self.tables, ITEM, config, ranks.another_shard_group(recipe.train.rank_timeout)
+                self.tables,
+                ITEM,
+                config,
+                ranks.another_shard_group(recipe.train.rank_timeout),
+                self.device_transfer,
             )
 
     @classmethod
@@ -105,8 +121,12 @@ class Recommender:
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = ALONE,
         device: torch.device = HOST,
+        edges: NumberEdges | None = None,
     ) -> "Recommender":
-        """Make a new recommender for the items, features and popularity of a store."""
+        """Make a new recommender for the items, features and popularity of a store.
+
+        `edges` are those of a run that goes on, between the bins of its numbers.
+        """
         negatives = None
         if recipe.task == "retrieval" and recipe.loss.sampling != "uniform":
             train_lengths_U = recipe.split.train_lengths(store)
@@ -116,7 +136,7 @@ class Recommender:
             )
         return cls(
             recipe,
-            Features.from_store(recipe, store),
+            Features.from_store(recipe, store, edges),
             dtype=dtype,
             negatives=negatives,
             ranks=ranks,
@@ -128,9 +148,12 @@ class Recommender:
         input_keys, offsets = self.features.input_keys(batch)
         keys = {name: TableKeys(keys) for name, keys in input_keys.items()}
         dropout_seed = derive_seed(self.recipe.seed, step, _DROPOUT)
+        vectors = self.features.input_vectors(batch, self.dtype)
         if self.recipe.task == "ranking":
             supervised_S = batch.supervised_T.nonzero().squeeze(1)
-            return StepPlan(batch, keys, supervised_S, dropout_seed, input_offsets=offsets)
+            return StepPlan(
+                batch, keys, supervised_S, dropout_seed, input_offsets=offsets, vectors=vectors
+            )
         supervised_S = (batch.supervised_T & (batch.next_items_T >= 0)).nonzero().squeeze(1)
         drawn = plan_negatives(
             self.recipe.loss,
@@ -148,7 +171,14 @@ class Recommender:
             negatives=negatives if self.fetch is None else None,
         )
         return StepPlan(
-            batch, keys, drawn.supervised_S, dropout_seed, drawn.negatives, drawn.groups, offsets
+            batch,
+            keys,
+            drawn.supervised_S,
+            dropout_seed,
+            drawn.negatives,
+            drawn.groups,
+            offsets,
+            vectors,
         )
 
     def read(self, plan: StepPlan) -> StepInputs:
@@ -164,14 +194,20 @@ class Recommender:
             )
         return StepInputs(plan, lookups, segments)
 
-    def update(self, inputs: StepInputs, lr: float) -> None:
-        """Take one optimiser step of the tables from the gradients in `inputs`. Collective."""
-        if inputs.segments is None:
-            self.tables.apply(inputs.lookups, lr)
-        else:
-            inputs.segments.update(
-                self.tables.exchange.collect(inputs.lookups.route, inputs.lookups), lr
-            )
+    def update(self, parts: Sequence[StepInputs], lr: float) -> None:
+        """Take one optimiser step of the tables from the gradients in all `parts`. Collective."""
+        if self.fetch is None:
+            self.tables.apply([part.lookups for part in parts], lr)
+            return
+        collect = self.tables.exchange.collect
+        collected = add([collect(part.lookups.route, part.lookups) for part in parts])
+        segmented = {ITEM: collected.pop(ITEM)}
+        if collected:
+            self.tables.update(collected, lr)
+        segments = [
+            part.segments for part in parts if part.segments is not None and part.batch.num_users
+        ]
+        update_segmented(self.fetch, segments, segmented, lr)
 
     @property
     def mixes_samples(self) -> str | None:
@@ -222,8 +258,22 @@ class Recommender:
         return self._directions(self.forward(inputs)[inputs.plan.supervised_S]).cpu()
 
     @torch.no_grad()
+    def catalogue_tiles(self) -> Iterator[RowTile]:
+        """Retrieval: yield (first item, embeddings) over the catalogue; a score is a product.
+
+        Collective: every rank goes through all tiles.
+        """
+        for begin, rows_CD in self.tables.row_tiles(ITEM):
+            yield begin, self._directions(rows_CD)
+
+    @torch.no_grad()
+    def item_vectors_CD(self, items_C: torch.Tensor) -> torch.Tensor:
+        """Retrieval: return the embeddings of items, as `catalogue_tiles` has them. Collective."""
+        return self._directions(self.tables.peek(ITEM, items_C))
+
+    @torch.no_grad()
     def catalogue_ND(self) -> torch.Tensor:
-        """Retrieval: return every item's embedding; scores are queries_SD @ catalogue_ND.T."""
+        """Retrieval: return every item's embedding at once, of a catalogue that fits in memory."""
         return self._directions(self.tables.all_rows(ITEM))
 
     @torch.no_grad()
@@ -242,10 +292,12 @@ class Recommender:
         input_keys, offsets = self.features.input_keys(batch)
         keys = {name: TableKeys(keys) for name, keys in input_keys.items()}
         supervised_S = batch.supervised_T.nonzero().squeeze(1)
-        return self.on_device(self.read(StepPlan(batch, keys, supervised_S, input_offsets=offsets)))
+        vectors = self.features.input_vectors(batch, self.dtype)
+        plan = StepPlan(batch, keys, supervised_S, input_offsets=offsets, vectors=vectors)
+        return self.on_device(self.read(plan))
 
     def _directions(self, x_ND: torch.Tensor) -> torch.Tensor:
-        return F.normalize(x_ND, dim=-1, eps=1e-6) if self.recipe.loss.normalize else x_ND
+        return normalize_rows(x_ND) if self.recipe.loss.normalize else x_ND
 
     def _retrieval_loss(self, inputs: StepInputs) -> torch.Tensor:
         config, plan, rows_UD = self.recipe.loss, inputs.plan, inputs.lookups[ITEM].rows_UD
@@ -296,34 +348,9 @@ def build_tables(
 ) -> TableCollection:
     """Make this rank's part of the tables, connected with the other ranks and replicas."""
     config = recipe.tables
-    optimizer = make_row_optimizer(
-        config.optimizer, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
-    )
-    averaged, lr_factor = config.replicas == "averaged" and ranks.replica_group is not None, 1.0
-    if averaged:
-        optimizer, lr_factor = rescaled_for_averaging(optimizer, ranks.replicas)
-    placement = Placement(1 if optimizer.updates_untouched_rows else ranks.shards)
-    directory = None if config.directory is None else Path(config.directory)
-    if directory is not None and ranks.replicas > 1:
-        directory /= f"replica-{ranks.rank // ranks.shards:05d}"
-    tables: list[EmbeddingTable] = [
-        make_table(
-            config.tier,
-            name,
-            rows,
-            recipe.model.dim,
-            optimizer,
-            seed=derive_seed(recipe.seed, _TABLES),
-            init_scale=config.init_scale,
-            dtype=dtype,
-            placement=placement,
-            rank=ranks.shard if placement.world > 1 else 0,
-            directory=directory,
-            cache_bytes=config.cache_bytes,
-            admit_after=config.admit_after,
-            max_rows=None if config.max_rows is None else -(-config.max_rows // placement.world),
-            evict=config.evict,
-        )
+    averaged = config.replicas == "averaged" and ranks.replica_group is not None
+    tables = [
+        _build_table(recipe, name, rows, dtype, ranks)
         for name, rows in features.table_sizes().items()
     ]
     replicas: Replicas | None = None
@@ -333,7 +360,7 @@ def build_tables(
             frozenset(table.name for table in tables if table.optimizer.updates_untouched_rows),
         )
         replicas = (
-            AveragedWeights(communicator, config.average_every, lr_factor)
+            AveragedWeights(communicator, config.average_every)
             if averaged
             else SummedGradients(communicator, whole)
         )
@@ -345,3 +372,49 @@ def build_tables(
         by_name, ranks.shard_group, transport=config.transport, half_lists=half_lists
     )
     return TableCollection(tables, exchange, replicas)
+
+
+def _build_table(
+    recipe: Recipe, name: str, rows: int, dtype: torch.dtype, ranks: Ranks
+) -> EmbeddingTable:
+    """Make this rank's part of one table, by its own settings where it has some."""
+    config = recipe.tables.of_table(name)
+    optimizer = make_row_optimizer(
+        config.optimizer,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        lr_factor=config.lr / recipe.tables.lr,
+    )
+    if config.replicas == "averaged" and ranks.replica_group is not None:
+        optimizer = rescaled_for_averaging(optimizer, ranks.replicas)
+    placement = Placement(1 if optimizer.updates_untouched_rows else ranks.shards)
+    directory = None
+    if config.directory is not None and config.tier != "memory":
+        directory = Path(config.directory)
+        if ranks.replicas > 1:
+            directory /= f"replica-{ranks.rank // ranks.shards:05d}"
+    return make_table(
+        config.tier,
+        name,
+        rows,
+        recipe.tables.dim_of(name, recipe.model.dim),
+        optimizer,
+        seed=derive_seed(recipe.seed, _TABLES),
+        init_scale=config.init_scale,
+        dtype=dtype,
+        placement=placement,
+        rank=ranks.shard if placement.world > 1 else 0,
+        directory=directory,
+        cache_bytes=config.cache_bytes,
+        admit_after=config.admit_after,
+        max_rows=None if config.max_rows is None else -(-config.max_rows // placement.world),
+        evict=config.evict,
+    )
+
+
+def input_widths(recipe: Recipe) -> dict[str, int]:
+    """Return the tables whose rows are not as wide as the model, with their widths."""
+    dim = recipe.model.dim
+    widths = {name: recipe.tables.dim_of(name, dim) for name in recipe.table_names()}
+    return {name: width for name, width in widths.items() if width != dim}

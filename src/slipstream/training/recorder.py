@@ -14,7 +14,8 @@ import torch
 from slipstream.data.batch import JaggedBatch
 from slipstream.data.loader import PrefetchingLoader
 from slipstream.models.flops import training_flops
-from slipstream.training.checkpoint import BEST, save_checkpoint
+from slipstream.training.checkpoint import BEST
+from slipstream.training.checkpoint_writer import CheckpointClock, CheckpointWriter
 from slipstream.training.loop import Hooks, Progress, total_steps
 from slipstream.training.popularity import BASELINE
 from slipstream.training.ranks import ALONE, Ranks
@@ -49,6 +50,7 @@ class Recorder:
         *,
         quiet: bool,
         ranks: Ranks = ALONE,
+        resumed_from: Path | None = None,
     ) -> None:
         self.directory, self.progress, self.ranks = directory, progress, ranks
         self.recommender, self.optimizer, self.loader = recommender, optimizer, loader
@@ -61,11 +63,16 @@ class Recorder:
         )
         self.line = ProgressLine(self.config.epochs, quiet=quiet or not ranks.first)
         self.meter = Meter(ranks.sum([measure_peak_flops()])[0])
+        self.checkpoints = CheckpointWriter(
+            directory / "checkpoints", recommender, ranks, resumed_from
+        )
+        self.clock = CheckpointClock(self.config.checkpoint_seconds, progress.step, ranks)
         # Files that a schedule adds to checkpoints: name -> tensors.
         self.extra_files: Callable[[], dict[str, dict[str, torch.Tensor]]] = dict
         # What `train.schedule=auto` chose, for run.json, and how to write that file now.
         self.schedule: dict[str, Any] = {}
         self.write_run: Callable[[], object] = lambda: None
+        self.logged: dict[str, Any] = {}  # the figures of the last line of metrics
         self._figures: dict[str, Any] = {}
         self._tokens, self._flops = 0, 0
         self._started, self._first_step = time.perf_counter(), progress.step
@@ -74,7 +81,16 @@ class Recorder:
         self, evaluate: Callable[[], dict[str, float]] | None, stop: threading.Event
     ) -> Hooks:
         """Return what the loop calls."""
-        return Hooks(evaluate, self.on_step, self.on_log, self.on_evaluation, self.save, stop)
+        return Hooks(
+            evaluate,
+            self.on_step,
+            self.on_log,
+            self.on_evaluation,
+            self.checkpoint_is_due,
+            self.save,
+            stop,
+            self.replicas_are_equal,
+        )
 
     def on_step(self, progress: Progress, batch: JaggedBatch) -> None:
         """Count a finished step's tokens and FLOPs."""
@@ -89,7 +105,8 @@ class Recorder:
         reading = self.meter.read()
         self._append({"step": progress.step, "epoch": progress.epochs_done, **record, **reading})
         self.board.scalars("train", progress.step, {**record, **reading})
-        self._figures |= {**record, **reading}
+        self.logged = {**record, **reading}
+        self._figures |= self.logged
         self._show(progress)
 
     def on_evaluation(self, progress: Progress, is_best: bool) -> None:
@@ -113,38 +130,37 @@ class Recorder:
         }
         self._show(progress, now=True)
         if is_best:
-            checkpoints = self.directory / "checkpoints"
             about = {"store": self.loader.state_dict()["store"]}
-            save_checkpoint(
-                checkpoints,
-                progress.step,
-                self.recommender,
-                None,
-                about,
-                kind=BEST,
-                ranks=self.ranks,
-            )
+            self.checkpoints.save(progress.step, None, about, kind=BEST)
+
+    def checkpoint_is_due(self, progress: Progress) -> bool:
+        """Whether a checkpoint is due by time. Collective at some steps."""
+        return self.clock.is_due(progress.step)
+
+    def replicas_are_equal(self) -> bool:
+        """Whether all replicas hold the same rows now."""
+        replicas = self.recommender.tables.replicas
+        return replicas is None or replicas.are_equal
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint. Collective."""
+        """Save a checkpoint; it is written behind the next steps. Collective."""
         state = {"progress": progress.to_json(), "sampler": self.loader.state_dict()}
-        save_checkpoint(
-            self.directory / "checkpoints",
+        self.checkpoints.save(
             progress.step,
-            self.recommender,
             self.optimizer,
             state,
             keep=self.config.keep_last,
-            ranks=self.ranks,
             extra_files=self.extra_files(),
         )
+        self.clock.restart(progress.step)
 
     def _append(self, record: dict[str, Any]) -> None:
         if self.metrics is not None:
             self.metrics.append(record)
 
-    def close(self) -> None:
-        """Close all files."""
+    def close(self, *, failed: bool = False) -> None:
+        """Close all files, once the last checkpoint is written."""
+        self.checkpoints.close(failed=failed)
         self.line.close()
         if self.metrics is not None:
             self.metrics.close()

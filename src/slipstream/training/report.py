@@ -41,7 +41,18 @@ CURVES = {
     "Speed (tokens per second)": ("tokens_per_second",),
     "Model FLOPs utilisation": ("mfu",),
     "Learning rate": ("lr",),
+    "Exposed share of a step (lookup, exchange)": ("exposed_lookup", "exposed_comm"),
 }
+COMPARED = {  # of several runs, a line for each
+    "Loss": "loss",
+    "Validation HR@10": "HR@10",
+    "Validation NDCG@10": "NDCG@10",
+    "Validation AUC": "AUC",
+    "Learning rate": "lr",
+    "Speed (tokens per second)": "tokens_per_second",
+}
+FIRST = ("HR@10", "NDCG@10", "AUC")  # figures of a run that its line shows
+MOST_RUNS = 20  # whose curves one picture shows
 
 
 def _curve(title: str, series: dict[str, list[tuple[float, float]]]) -> str:
@@ -173,12 +184,14 @@ def _samples(samples: list[dict[str, Any]]) -> str:
     return "".join(parts)
 
 
+def _points(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of a figure, where it is known."""
+    return [(row["step"], value) for row in rows if _is_known(value := _figure(row, name))]
+
+
 def _curves(rows: list[dict[str, Any]]) -> Iterator[str]:
     for title, names in CURVES.items():
-        found = {
-            name: [(row["step"], value) for row in rows if _is_known(value := _figure(row, name))]
-            for name in names
-        }
+        found = {name: _points(rows, name) for name in names}
         series = {name: points for name, points in found.items() if points}
         if series:
             yield _curve(title, series)
@@ -223,11 +236,44 @@ def write_report(run_directory: Path) -> Path:
     if recipe.exists():
         parts.append(f"<h2>Recipe</h2><pre>{html.escape(recipe.read_text(encoding='utf-8'))}</pre>")
     parts.append(_small_print(run))
+    return _write_page(run_directory / "report.html", title, parts)
+
+
+def _write_page(target: Path, title: str, parts: Iterable[str]) -> Path:
+    """Write a page, whole or not at all; its title is HTML already."""
     head = (
         '<!doctype html><html lang="en"><meta '
         f'charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     )
-    target = run_directory / "report.html"
     with atomic_file(target) as path:
         path.write_text(f"{head}{''.join(parts)}</html>\n", encoding="utf-8")
     return target
+
+
+def write_comparison(run_directories: Sequence[Path], target: Path) -> Path:
+    """Draw the curves of several runs over each other, from what their files hold."""
+    shown = list(run_directories)[:MOST_RUNS]
+    notes = [read_json(directory / "run.json") for directory in shown]
+    rows = {str(directory): read_metrics(directory / "metrics.jsonl") for directory in shown}
+    names = _short_names(shown)
+    title = html.escape(f"{len(run_directories)} runs side by side")
+    left = len(run_directories) - len(shown)
+    lines = [
+        [name, str(note.get("status", "")), f"{note.get('step') or 0:,}"]
+        + [_cell(metric, (note.get("metrics") or {}).get(metric)) for metric in FIRST]
+        for name, note in zip(names, notes, strict=True)
+    ]
+    parts = [f"<h1>{title}</h1>", _table(["run", "status", "steps", *FIRST], lines)]
+    parts += [f"<p>{left} more runs are not drawn.</p>"] if left else []
+    for heading, figure in COMPARED.items():
+        found = zip(names, (_points(each, figure) for each in rows.values()), strict=True)
+        series = {name: points for name, points in found if points}
+        if series:
+            parts.append(_curve(heading, series))
+    return _write_page(target, title, parts)
+
+
+def _short_names(directories: Sequence[Path]) -> list[str]:
+    """Return names of runs: the last part of their paths where that tells them apart."""
+    names = [directory.resolve().name for directory in directories]
+    return names if len(set(names)) == len(names) else [str(each) for each in directories]

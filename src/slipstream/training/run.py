@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.machine import choose_threads
 from slipstream.ops.allocator import keep_freed_memory
+from slipstream.training.callbacks import Callback, Callbacks, TrainingSession, check_callbacks
 from slipstream.training.checkpoint import (
     BEST,
     LAST,
@@ -40,7 +41,9 @@ from slipstream.training.checkpoint import (
     read_state,
 )
 from slipstream.training.device import find_device
-from slipstream.training.loop import Progress, run_loop
+from slipstream.training.loggers import make_loggers
+from slipstream.training.loop import Progress, run_loop, total_steps
+from slipstream.training.opened_rows import directory_for_rows, in_files, keeps_files, let_go
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.popularity import BASELINE
@@ -50,6 +53,7 @@ from slipstream.training.recommender import Recommender
 from slipstream.training.recorder import Recorder
 from slipstream.training.report import COUNTS, SHARES
 from slipstream.training.run_directory import (
+    NUMBER_EDGES,
     Replacement,
     find_store,
     make_room,
@@ -67,6 +71,8 @@ from slipstream.training.step_cost import predicted_cost
 Evaluate = Callable[
     [Recommender, SequenceStore, Recipe, Literal["validation", "test"]], dict[str, float]
 ]
+
+_STOPS: list[threading.Event] = []  # of every `stop_signals` that is open
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,14 @@ def train(
     dtype: torch.dtype = torch.float32,
     own: OwnFunctions = NO_FUNCTIONS,
     force: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train `recipe` on `store` into `run_dir`, resuming what is there.
 
-    A run of another recipe or of other data is refused, or replaced by `force`. Ctrl-C or SIGTERM
-    ends it cleanly after a step. Under torchrun this is one of the ranks: they share the batch, the
-    tables and the directory (a file system all of them see).
+    A run of another recipe or of other data is refused, or replaced by `force`. Rank 0 calls the
+    `callbacks` and the loggers of the recipe. Ctrl-C or SIGTERM ends it cleanly after a step. Under
+    torchrun this is one of the ranks: they share the batch, the tables and the directory (a file
+    system all of them see).
     """
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
@@ -106,6 +114,7 @@ def train(
             "make the model's at least as long"
         )
     own.check(recipe)
+    callbacks = (*check_callbacks(callbacks), *make_loggers(recipe.train.loggers))
     if recipe.train.evaluate_every and evaluate is None:
         from slipstream.training.evaluation import evaluate as default_evaluate
     keep_freed_memory()
@@ -131,6 +140,7 @@ def train(
             device=device,
             own=own,
             force=force,
+            callbacks=callbacks,
         )
 
 
@@ -148,6 +158,7 @@ def _train(
     device: torch.device,
     own: OwnFunctions,
     force: bool,
+    callbacks: Sequence[Callback],
 ) -> RunResult:
     """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
     replaced = Replacement()
@@ -171,18 +182,21 @@ def _train(
     opened = ranks.on_first_rank(open_for_all)
     held.callback(torch.set_num_threads, torch.get_num_threads())
     reason = set_threads(recipe.train.threads or opened["threads"])
-    recommender = Recommender.build(recipe, store, dtype, ranks, device)
+    edges = opened["earlier"].get(NUMBER_EDGES)
+    recommender = Recommender.build(recipe, store, dtype, ranks, device, edges)
     if own.loss is not None:
         recommender.loss_per_token = own.loss_per_token
     held.callback(recommender.tables.close)
     recommender.tables.clear()
     optimizer = make_adamw(recommender.model, recipe.optimizer)
-    loader = held.enter_context(PrefetchingLoader(make_sampler(recipe, store, ranks)))
+    loader = held.enter_context(
+        PrefetchingLoader(make_sampler(recipe, store, ranks), merge=recipe.train.accumulate)
+    )
     progress = Progress()
+    newest = None
     if opened["newest"] is not None:
-        state = load_checkpoint(
-            directory / "checkpoints" / opened["newest"], recommender, optimizer, ranks
-        )
+        newest = directory / "checkpoints" / opened["newest"]
+        state = load_checkpoint(newest, recommender, optimizer, ranks)
         loader.load_state_dict(state["sampler"])
         progress = Progress(**state["progress"])
         if state["sampler"].get("store") != store.digest:
@@ -195,9 +209,16 @@ def _train(
         return ranks.on_first_rank(lambda: figures)
 
     recorder = Recorder(
-        directory, recommender, optimizer, loader, progress, quiet=quiet, ranks=ranks
+        directory,
+        recommender,
+        optimizer,
+        loader,
+        progress,
+        quiet=quiet,
+        ranks=ranks,
+        resumed_from=newest,
     )
-    if opened["newest"] is not None:
+    if newest is not None:
         recorder.line.print(
             f"resuming {directory} from step {progress.step:,} (epoch {progress.epochs_done + 1})"
         )
@@ -205,7 +226,11 @@ def _train(
         recorder.line.print(f"{reason}; train.threads chooses another number")
     evaluates = evaluate_validation if evaluate is not None else None
     earlier = {**opened["earlier"], **versions(ranks.world)}
-    return _run(recorder, evaluates, stop, earlier, replaced)
+    earlier |= {NUMBER_EDGES: found} if (found := recommender.features.number_edges()) else {}
+    in_all = total_steps(recipe, loader.steps_per_epoch)
+    session = TrainingSession(directory, recipe, in_all, progress, stop)
+    called = Callbacks(callbacks, session, ranks)
+    return _run(recorder, evaluates, stop, earlier, replaced, called)
 
 
 def set_threads(count: int | None) -> str:
@@ -223,6 +248,7 @@ def _run(
     stop: threading.Event,
     earlier: dict[str, Any],
     replaced: Replacement,
+    called: Callbacks,
 ) -> RunResult:
     """Run the loop; run.json holds its true status however it ends."""
     started, spent = time.perf_counter(), float(earlier.get("seconds", 0.0))
@@ -248,21 +274,27 @@ def _run(
     record("running")
     replaced.discard()
     try:
-        hooks, recipe = recorder.hooks(evaluate, stop), recorder.recommender.recipe
+        called.tell("on_start")
+        hooks = called.beside(recorder.hooks(evaluate, stop), lambda: recorder.logged)
+        recipe = recorder.recommender.recipe
         with recipe_steps(recorder, stop) as steps:
             status = run_loop(recipe, steps, recorder.loader, progress, hooks, recorder.ranks)
+        recorder.checkpoints.wait()
         seconds = record(status)
+        called.end(status)
     except BaseException as error:
         with contextlib.suppress(SlipstreamError):  # a full disk refuses this file too
             record("failed")
+        with contextlib.suppress(SlipstreamError):
+            called.end("failed")
+        recorder.close(failed=True)
         if isinstance(error, OSError):
             raise SlipstreamError(
                 f"could not write to {directory}: {error.strerror or error}; its checkpoints are "
                 "whole"
             ) from error
         raise
-    finally:
-        recorder.close()
+    recorder.close()
     recorder.line.print(closing_words(status, progress))
     return RunResult(
         directory,
@@ -310,11 +342,13 @@ def open_run(
 ) -> tuple[Recipe, SequenceStore, Recommender]:
     """Open a run's recommender: its `best` weights (without evaluation the newest) or `last`.
 
+    Rows that were in files at training are in files again, so they may be larger than memory.
     Without a `store` (or its directory) the data are looked for where they were at training.
     """
     recipe = read_recipe(run_dir)
     store = find_store(run_dir, store)
-    trained_on = read_json(Path(run_dir) / "run.json")["store"]
+    recorded = read_json(Path(run_dir) / "run.json")
+    trained_on = recorded["store"]
     checkpoints = Path(run_dir) / "checkpoints"
     found = latest(checkpoints, BEST) if which == "best" else None
     if (
@@ -327,20 +361,28 @@ def open_run(
         raise SlipstreamError(
             f"{run_dir} has no checkpoint yet; train longer, or wait for the first one"
         )
-    in_memory = {
-        "tier": "memory" if recipe.tables.tier == "disk" else recipe.tables.tier,
-        "directory": None,
-    }
-    recommender = Recommender.build(
-        recipe.model_copy(update={"tables": recipe.tables.model_copy(update=in_memory)}), store
-    )
-    load_weights(found, recommender)
+    edges = recorded.get(NUMBER_EDGES)
+    if not keeps_files(recipe):
+        recommender = Recommender.build(recipe, store, edges=edges)
+        load_weights(found, recommender)
+        return recipe, store, recommender
+    with directory_for_rows(Path(run_dir), recipe) as directory:
+        recommender = Recommender.build(in_files(recipe, directory), store, edges=edges)
+        try:
+            load_weights(found, recommender)
+            let_go(recommender)
+        except BaseException:
+            recommender.tables.close()
+            raise
     return recipe, store, recommender
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Set the event at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once."""
+    """Set the event at Ctrl-C or SIGTERM; a second Ctrl-C interrupts at once.
+
+    Around several runs it is set with the event of the one that runs.
+    """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -349,11 +391,14 @@ def stop_signals() -> Iterator[threading.Event]:
     def ask(number: int, frame: Any) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.set()
+        for each in _STOPS:
+            each.set()
 
+    _STOPS.append(stop)
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
+        _STOPS.remove(stop)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,16 @@ from slipstream.files import atomic_file, check_output, kind_of_directory, read_
 from slipstream.machine import WAIT_POLICY
 from slipstream.ops import native
 from slipstream.training.checkpoint import BEST, LAST, latest
+from slipstream.training.opened_rows import PREFIX as OPENED_ROWS
 from slipstream.training.own_functions import NO_FUNCTIONS, OwnFunctions
 from slipstream.training.recipe import Recipe, trained_digest
 
 LOCK = ".lock"
 NOTE = "run.json"
+NUMBER_EDGES = "number_edges"  # of run.json: between the bins of numeric features, by table
 WRITTEN = {
     *(LOCK, NOTE, "recipe.yaml", "metrics.jsonl", "checkpoints", "tensorboard"),
-    *("report.html", "trace.json", "trace.png"),
+    *("report.html", "trace.json", "trace.png", "loggers.json", "wandb"),
 }
 
 
@@ -123,24 +125,26 @@ def _difference(directory: Path, recipe: Recipe, store: SequenceStore) -> str | 
             if old.get(key) != new.get(key) and key not in ("name", "data")
         ]
         return f"of another recipe ('{earlier.get('name')}'), with {', '.join(changed[:3])}"
-    if not is_same_or_grown(store, earlier.get("store", {}).get("digest"), recipe):
+    if not is_same_or_grown(store, earlier, recipe):
         return f"on other data ({earlier.get('store', {}).get('directory')})"
     return None
 
 
-def is_same_or_grown(store: SequenceStore, digest: str | None, recipe: Recipe) -> bool:
-    """Whether a store is that of `digest`, or grew from it: rows mean the same in both."""
+def is_same_or_grown(store: SequenceStore, run: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Whether a store is that of a run (its run.json), or grew from it: rows mean the same."""
+    digest = run.get("store", {}).get("digest")
     if digest == store.meta.get("digest"):
         return True
     if digest not in store.ancestors:
         return False
-    chosen = [store.item_features[name] for name in recipe.item_features]
-    chosen += [store.user_features[name] for name in recipe.user_features]
-    if any(each.kind == "number" for each in chosen):
-        raise SlipstreamError(
-            "the store has grown, and the bins of a numeric feature would move with it; start a "
-            "new run, or leave numeric features out"
-        )
+    chosen = {f"item.{name}": store.item_features[name] for name in recipe.item_features}
+    chosen |= {f"user.{name}": store.user_features[name] for name in recipe.user_features}
+    for table, each in chosen.items():
+        if each.kind == "number" and table not in run.get(NUMBER_EDGES, {}):
+            raise SlipstreamError(
+                f"the store has grown, and this run did not record the bins of the number "
+                f"'{table}', which would move; start a new run"
+            )
     return True
 
 
@@ -149,7 +153,9 @@ def _foreign(directory: Path) -> list[str]:
     return sorted(
         path.name
         for path in directory.iterdir()
-        if path.name not in WRITTEN and not _is_temporary(path)
+        if path.name not in WRITTEN
+        and not _is_temporary(path)
+        and not path.name.startswith(OPENED_ROWS)
     )
 
 
@@ -193,6 +199,7 @@ def open_directory(
         kept = {
             "seconds": float(earlier.get("seconds", 0.0)),
             "schedule": earlier.get("schedule", {}),
+            **{key: earlier[key] for key in (NUMBER_EDGES,) if key in earlier},
         }
     with atomic_file(directory / "recipe.yaml") as path:
         path.write_text(
@@ -256,7 +263,8 @@ def find_store(
     They are where they were then, or where they are seen from the run's directory (both were
     moved together), or in the given place.
     """
-    trained_on = read_json(Path(run_dir) / NOTE)["store"]
+    run = read_json(Path(run_dir) / NOTE)
+    trained_on = run["store"]
     places = [Path(trained_on["directory"])]
     if "from_run" in trained_on:
         places.append(Path(run_dir) / trained_on["from_run"])
@@ -266,7 +274,7 @@ def find_store(
         found = [SequenceStore.open(p) for p in places if kind_of_directory(p) == "store"]
     recipe = read_recipe(run_dir)
     for store in found:
-        if is_same_or_grown(store, trained_on["digest"], recipe):
+        if is_same_or_grown(store, run, recipe):
             return store
     if found:
         raise SlipstreamError(

@@ -32,6 +32,7 @@ from slipstream.training import auto_schedule
 from slipstream.training.checkpoint import checkpoint_path, read_tensors
 from slipstream.training.device import HOST, DeviceInputs
 from slipstream.training.loop import PlainSteps, Steps, total_steps
+from slipstream.training.negative_fetch import SegmentedRows
 from slipstream.training.optimizers import schedule_factor, step_dense
 from slipstream.training.ranks import ALONE, Ranks
 from slipstream.training.recipe import Recipe
@@ -61,6 +62,8 @@ class RecommenderWork:
     ) -> None:
         self.recommender, self.optimizer, self.take = recommender, optimizer, take
         self.steps, self.ranks, self.cluster = steps, ranks, cluster
+        fetch = recommender.fetch
+        self.on_demand = None if fetch is None else SegmentedRows(fetch)
 
     @property
     def mixes_samples(self) -> str | None:
@@ -108,6 +111,8 @@ class RecommenderWork:
         else:
             assert isinstance(micro.content, StepPlan)
             inputs = self.recommender.inputs(micro.content, lookups)
+        if self.on_demand is not None and inputs.segments is not None:
+            self.on_demand.steps.append(inputs.segments)
         return self.recommender.loss(inputs)
 
     def sum_dense(self, everybody: Communicator | None) -> None:
@@ -128,14 +133,17 @@ class RecommenderWork:
 
 def recipe_schedule(recipe: Recipe) -> Schedule:
     """Return the schedule a recipe names; `auto` begins with its usual number of micro-batches."""
-    config = recipe.train
+    config, parts = recipe.train, recipe.train.accumulate
     if config.schedule in STALE:
         return make_schedule(
-            config.schedule, staleness=config.staleness, synchronous_steps=config.synchronous_steps
+            config.schedule,
+            micro_batches=parts,
+            staleness=config.staleness,
+            synchronous_steps=config.synchronous_steps,
         )
-    micro_batches = None
-    if config.schedule in ("frozen_window", "nested") and isinstance(config.micro_batches, int):
-        micro_batches = config.micro_batches
+    micro_batches = parts
+    if config.schedule in ("frozen_window", "nested"):
+        micro_batches *= 8 if config.micro_batches == "auto" else config.micro_batches
     return make_schedule(config.schedule, micro_batches=micro_batches)
 
 
@@ -234,7 +242,8 @@ def recipe_steps(recorder: "Recorder", stop: threading.Event) -> Iterator[Steps]
     _refuse_unbuffered(recommender, ranks)
     groups = _lane_groups(recommender, ranks)
     first, schedule = recorder.progress.step, recipe_schedule(recipe)
-    adapts = schedule.cuts_batches and recipe.train.micro_batches == "auto"
+    adapts = recipe.train.micro_batches == "auto" and recipe.train.accumulate == 1
+    adapts = adapts and schedule.cuts_batches
     stale_rows: StaleRows = {}
     if schedule.staleness:
         checkpoint = checkpoint_path(recorder.directory / "checkpoints", first)
@@ -326,10 +335,4 @@ def _refuse_unbuffered(recommender: Recommender, ranks: Ranks) -> None:
             f"schedule '{recipe.train.schedule}' updates rows in buffers, but "
             "tables.replicas=averaged updates them between steps too; "
             "use tables.replicas=exact, or train.schedule=synchronous"
-        )
-    if recommender.fetch is not None:
-        raise SlipstreamError(
-            f"schedule '{recipe.train.schedule}' holds the rows of a step in buffers, which "
-            "loss.fetch=segmented is there to "
-            "avoid; use train.schedule=synchronous, or loss.fetch=whole"
         )

@@ -4,7 +4,7 @@
     inputs = recommender.read(plan)             # StepInputs: the batch with its rows
     loss = recommender.loss(inputs)             # a sum over the supervised tokens
     loss.backward()
-    recommender.update(inputs, lr)              # rows and their optimiser state
+    recommender.update([inputs], lr)            # rows and their optimiser state
     step_dense(...)                             # -> StepResult, the same for every schedule
 
 Touch this when a step reads rows for something new. `StepResult` is in `pipeline/work.py`, because
@@ -60,6 +60,7 @@ class StepPlan:
     groups: TokenGroups | None = None  # tokens that share negatives
     # by table, where a behaviour or user reads several rows: where its keys begin
     input_offsets: dict[str, torch.Tensor] = field(default_factory=dict)
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)  # pretrained, one per behaviour
 
     @property
     def count(self) -> int:
@@ -79,6 +80,7 @@ class StepPlan:
             negatives=None if self.negatives is None else change(self.negatives),
             groups=None if self.groups is None else self.groups.map(change),
             input_offsets={name: change(each) for name, each in self.input_offsets.items()},
+            vectors={name: change(each) for name, each in self.vectors.items()},
         )
 
 
@@ -100,14 +102,17 @@ class StepInputs:
         return self.plan.keys[table].with_places(self.lookups[table].inverses)
 
     def input_rows(self) -> dict[str, torch.Tensor]:
-        """Return each table's rows of the inputs: one per behaviour or user, a mean of several."""
+        """Return each table's rows of the inputs: one per behaviour or user, a mean of several.
+
+        Pretrained vectors come with them.
+        """
         rows = {
             name: take_rows(lookup.rows_UD, self.places(name).inputs)
             for name, lookup in self.lookups.items()
         }
         for name, offsets in self.plan.input_offsets.items():
             rows[name] = segment_mean(rows[name], offsets)
-        return rows
+        return rows | self.plan.vectors
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "StepInputs":
         """Return the inputs with every tensor but the keys changed; gradients flow back."""
@@ -119,6 +124,9 @@ class StepInputs:
             )
             for name, lookup in self.lookups.items()
         }
-        return StepInputs(
-            self.plan.map_tensors(change), Lookups(lookups, self.lookups.route), self.segments
-        )
+        if self.segments is None:
+            plan = self.plan.map_tensors(change)
+        else:  # which keep the negatives where they are
+            plan = replace(self.plan, negatives=None, groups=None).map_tensors(change)
+            plan = replace(plan, negatives=self.plan.negatives, groups=self.plan.groups)
+        return StepInputs(plan, Lookups(lookups, self.lookups.route), self.segments)
