@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.serving.bundle import random_bundle
 from slipstream.errors import SlipstreamError
-from slipstream.serving.start_checks import check_bundle, check_history
+from slipstream.serving.start_checks import check_bundle, check_history, find_store_fault
 
 MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 2, "max_len": 64}
 
@@ -70,3 +70,10 @@ def test_a_history_store_that_cannot_be_used_is_refused(url: str, says: str):
 
 def test_a_history_store_that_answers_passes(tmp_path: Path):
     check_history(f"sqlite:{tmp_path / 'new' / 'history.db'}")
+
+
+def test_a_store_that_may_come_back_is_told_from_one_that_cannot():
+    fault = find_store_fault("redis://127.0.0.1:1/0")
+    assert fault is not None and "does not answer" in str(fault)
+    with pytest.raises(SlipstreamError, match="names no history store"):
+        find_store_fault("mysql://x")

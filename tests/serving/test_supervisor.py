@@ -3,11 +3,14 @@
 Deadlines and waits are long: they only end a test that hangs.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +20,11 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.http.client import Client
 from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.http.process import CANNOT_START
-from slipstream.serving.supervisor import Supervisor, make_shelf
+from slipstream.serving.http.readiness import is_ready
+from slipstream.serving.router.hashing import rendezvous_order, seed_of
+from slipstream.serving.supervisor import Supervisor
 from tests.support.serving_fixtures import KEY, deployment, standin_plan, wait_until
-from tests.support.serving_stand_in import standin_scores
+from tests.support.serving_stand_in import standin_scores, write_standin_bundle
 
 pytestmark = pytest.mark.system
 LONG = 60.0  # seconds
@@ -123,18 +128,18 @@ def test_the_end_waits_for_every_request_under_way(tmp_path: Path):
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        tokens = 8 * len(HISTORY.items)
-        wait_until(lambda: outstanding_tokens(watcher.metrics()) == tokens, LONG)
+        behaviours = 8 * len(HISTORY.items)
+        wait_until(lambda: outstanding_behaviours(watcher.metrics()) == behaviours, LONG)
         supervisor.stop()
         for thread in threads:
             thread.join(LONG)
     assert answers == [EXPECTED[0]] * 8
 
 
-def outstanding_tokens(metrics: str) -> float:
-    """The tokens of the requests that a router has sent and that are not answered yet."""
+def outstanding_behaviours(metrics: str) -> float:
+    """The behaviours of the requests that a router has sent and that are not answered yet."""
     lines = metrics.splitlines()
-    name = "slipstream_router_outstanding_tokens{"
+    name = "slipstream_router_outstanding_behaviours{"
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -145,7 +150,7 @@ def test_a_new_model_is_loaded_without_losing_a_request(tmp_path: Path):
         connect(supervisor.url) as client,
     ):
         wait_until(lambda: len(visitors.answers) > 10, LONG)
-        (tmp_path / "bundle" / "version").write_text("v2")
+        write_standin_bundle(tmp_path / "bundle", "v2")
         with pytest.raises(SlipstreamError, match="holds version v2, not v3"):
             client.reload("v3")
         changed = client.reload("v2")
@@ -157,6 +162,51 @@ def test_a_new_model_is_loaded_without_losing_a_request(tmp_path: Path):
         wait_until(lambda: len(visitors.answers) > seen + 20, LONG)
         assert {version for _, version in visitors.answers[seen + 5 :]} == {"v2"}
         assert visitors.failures == []
+
+
+def test_a_crash_never_opens_a_newer_bundle_and_a_failed_reload_changes_nothing(tmp_path: Path):
+    lines: list[str] = []
+    plan = standin_plan(tmp_path)
+    with supervised(plan, lines.append) as supervisor, connect(supervisor.url) as client:
+        write_standin_bundle(tmp_path / "bundle", "v2")
+        for number in (0, 1):
+            old = pid(supervisor, number)
+            os.kill(old, signal.SIGKILL)
+            wait_until(
+                lambda old=old, n=number: pid_or_none(supervisor, n) not in (old, None), LONG
+            )
+        assert _versions(client) == {"v1"}
+        write_standin_bundle(tmp_path / "bundle", "bad1")
+        with pytest.raises(SlipstreamError, match="ranks wrongly"):
+            client.reload()
+        assert _versions(client) == {"v1"}
+        write_standin_bundle(tmp_path / "bundle", "v3")
+        client.reload(share=0.3)
+        shown = client.versions().instances
+        assert {(each.stable, each.candidate) for each in shown.values()} == {("v1", "v3")}
+        before = {user: client.rank(user, [1], HISTORY).version for user in USERS}
+        assert set(before.values()) == {"v1", "v3"}
+        os.kill(pid(supervisor, 0), signal.SIGKILL)  # the candidate and its users outlive a crash
+        wait_until(lambda: "i-0 is ready again" in " ".join(lines[-3:]), LONG)
+        assert {user: client.rank(user, [1], HISTORY).version for user in USERS} == before
+        assert set(client.traffic(share=1.0).after.values()) == {"v3"}
+        assert _versions(client) == {"v3"}
+        assert set(client.rollback().after.values()) == {"v1"}
+        assert _versions(client) == {"v1"}
+    assert "serving version v3 instead of v1" in lines
+
+
+USERS = [f"user {number}" for number in range(30)]
+
+
+def _versions(client: Client) -> set[str]:
+    return {client.rank(user, [1], HISTORY).version for user in USERS}
+
+
+def pid_or_none(supervisor: Supervisor, number: int) -> int | None:
+    child = supervisor.instances[number]
+    ready = child.process is not None and is_ready(child.url)
+    return child.process.pid if ready else None
 
 
 def test_connections_wait_while_a_router_restarts(tmp_path: Path):
@@ -187,12 +237,17 @@ def test_a_taken_port_is_explained(tmp_path: Path):
         Supervisor(standin_plan(tmp_path, port=supervisor.port), print)
 
 
-def test_no_process_outlives_a_killed_supervisor(tmp_path: Path):
+@contextlib.contextmanager
+def _supervisor_apart(
+    tmp_path: Path, changes: str = ""
+) -> Iterator[tuple["subprocess.Popen[bytes]", list[int]]]:
+    """A supervisor in a process of its own, and the processes of its children."""
     code = f"""
 import pathlib, threading, time
 from slipstream.serving.supervisor import Supervisor
 from tests.support.serving_fixtures import standin_plan
-supervisor = Supervisor(standin_plan(pathlib.Path({str(tmp_path)!r})), lambda sentence: None)
+plan = standin_plan(pathlib.Path({str(tmp_path)!r}), {changes})
+supervisor = Supervisor(plan, lambda sentence: None)
 threading.Thread(target=supervisor.run, daemon=True).start()
 while not supervisor.all_ready:
     time.sleep(0.05)
@@ -202,11 +257,19 @@ threading.Event().wait()
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    with process.stdout:
-        pids = [int(word) for word in process.stdout.readline().split()]
-    process.kill()
-    process.wait(LONG)
-    assert len(pids) == 3
+    try:
+        with process.stdout:
+            pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 3
+        yield process, pids
+    finally:
+        process.kill()
+        process.wait(LONG)
+
+
+def test_no_process_outlives_a_killed_supervisor(tmp_path: Path):
+    with _supervisor_apart(tmp_path) as (_, pids):
+        pass
     wait_until(lambda: not any(_alive(pid) for pid in pids), LONG)
 
 
@@ -215,18 +278,6 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_the_shared_memory_of_a_killed_supervisor_is_removed():
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(LONG)
-    mine = make_shelf()
-    left = mine.with_name(f"slipstream-{os.getuid()}-{ended.pid}-left")
-    left.mkdir()
-    again = make_shelf()
-    assert mine.exists() and again.exists() and not left.exists()
-    mine.rmdir()
-    again.rmdir()
 
 
 def test_an_instance_that_cannot_start_is_not_started_again(tmp_path: Path):
@@ -239,3 +290,113 @@ def test_an_instance_that_cannot_start_is_not_started_again(tmp_path: Path):
     with pytest.raises(SlipstreamError, match="i-0 cannot start; the error above says why"):
         supervisor.run()
     assert started.read_text() == "x"
+
+
+@pytest.mark.parametrize("way", ["instance stopped", "instance stuck", "router stopped"])
+def test_a_process_that_hangs_is_killed_and_started_again(tmp_path: Path, way: str):
+    lines: list[str] = []
+    plan = standin_plan(tmp_path, hang_seconds=1.0)
+    with supervised(plan, lines.append) as supervisor, connect(supervisor.url) as client:
+        child = supervisor.routers[0] if way == "router stopped" else supervisor.instances[0]
+        old = child.process
+        assert old is not None
+        if way == "instance stuck":  # its event loop goes on, and says that it does not compute
+            users = (f"stuck {number}" for number in range(100))
+            next(user for user in users if client.rank(user, [1], HISTORY).instance == "i-0")
+        else:
+            os.kill(old.pid, signal.SIGSTOP)
+        wait_until(lambda: f"{child.name} is ready again" in " ".join(lines), LONG)
+        assert child.process is not old and child.restarts == 1
+        hangs = [line for line in lines if "hangs: no heartbeat for" in line]
+        assert len(hangs) == 1 and hangs[0].startswith(child.name)
+        assert client.rank("ann", [1, 2, 3], HISTORY).scores["score"] == EXPECTED
+        if child in supervisor.instances:
+            wait_until(lambda: is_ready(child.url), LONG)
+    assert not [line for line in lines if "did not finish in time" in line]
+
+
+def test_after_a_pause_of_the_whole_container_nobody_is_killed(tmp_path: Path):
+    """Every heartbeat is old then, and yet nobody hangs."""
+    with _supervisor_apart(tmp_path, "hang_seconds=1.0") as (process, pids):
+        for pid in (process.pid, *pids):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.0)  # longer than a process may be silent
+        for pid in (*pids, process.pid):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.0)  # the supervisor looks many times
+        assert all(_alive(pid) for pid in pids)
+
+
+def test_an_instance_that_hangs_is_ejected_though_deadlines_are_short(tmp_path: Path):
+    with (
+        deployment(tmp_path, hang_seconds=LONG) as supervisor,
+        Client(supervisor.url, KEY, deadline_ms=250) as client,
+    ):
+
+        def served_by(user: str) -> str:
+            try:
+                return client.rank(user, [1], HISTORY).instance
+            except SlipstreamError:
+                return "none"
+
+        names = ["i-0", "i-1"]
+        orders = {f"u{n}": rendezvous_order(f"u{n}", names, seed_of) for n in range(20)}
+        places = {order[0]: user for user, order in orders.items()}
+        wait_until(lambda: [served_by(places[name]) for name in names] == names, LONG)
+        hung = pid(supervisor, 0)
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            for _ in range(20):
+                served_by(places["i-1"])
+                if served_by(places["i-0"]) == "i-1":
+                    break
+            with connect(supervisor.url) as watcher:
+                metrics = watcher.metrics().splitlines()
+            assert 'slipstream_router_ejected_total{reason="failing"} 1.0' in metrics
+        finally:
+            os.kill(hung, signal.SIGCONT)
+
+
+def test_instances_listen_on_private_sockets_and_no_setting_is_in_a_command_line(tmp_path: Path):
+    with deployment(tmp_path, spare=False) as supervisor:
+        place = Path(supervisor.instances[0].url.removeprefix("unix:"))
+        assert place.is_socket() and place.stat().st_mode & 0o077 == 0
+        assert place.parent.stat().st_mode & 0o077 == 0
+        ports = _listening_ports([pid(supervisor, number) for number in (0, 1)])
+        assert ports == set(), "an instance's port could be taken after a kill"
+        for child in (*supervisor.instances, *supervisor.routers):
+            assert child.process is not None
+            words = Path(f"/proc/{child.process.pid}/cmdline").read_bytes().split(b"\0")
+            assert b"-" in words and not any(b"{" in word or b"sqlite:" in word for word in words)
+
+
+def _listening_ports(pids: list[int]) -> set[int]:
+    """Return the TCP ports on which these processes listen."""
+    held = {
+        os.readlink(entry)
+        for pid in pids
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+        if os.readlink(entry).startswith("socket:")
+    }
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    listening = (line.split() for line in lines if line.split()[3] == "0A")
+    return {int(f[1].split(":")[1], 16) for f in listening if f"socket:[{f[9]}]" in held}
+
+
+def test_tickets_outlive_the_supervisor_and_their_key_is_in_no_command_line(tmp_path: Path):
+    tickets, state = [], tmp_path / "state"
+    for _ in range(2):
+        with (
+            deployment(tmp_path, state=state, spare=False) as supervisor,
+            connect(supervisor.url) as client,
+        ):
+            tickets.append(client.preinfer("ann", HISTORY).ticket)
+            for ticket in (*tickets, "a forged one"):
+                late = client.rank("ann", [1, 2, 3], HISTORY, ticket=ticket)
+                assert late.scores["score"] == EXPECTED
+            counted = 'slipstream_router_events_total{event="ticket_invalid"} 1.0'
+            assert counted in client.metrics().splitlines()
+            key = (state / "ticket.key").read_bytes().strip()
+            for child in (*supervisor.instances, *supervisor.routers):
+                assert child.process is not None
+                assert key not in Path(f"/proc/{child.process.pid}/cmdline").read_bytes()

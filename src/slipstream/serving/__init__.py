@@ -18,6 +18,7 @@ from slipstream._lazy import exporter
 if TYPE_CHECKING:
     from slipstream.serving.cache.expander import Expander as Expander
     from slipstream.serving.cache.prefix_cache import PrefixCache as PrefixCache
+    from slipstream.serving.clock import Clock as Clock
     from slipstream.serving.engine.encoding import EncodedHistory as EncodedHistory
     from slipstream.serving.engine.engine import Engine as Engine
     from slipstream.serving.engine.prefix import Prefix as Prefix
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncClient",
     "BadRequest",
     "Client",
+    "Clock",
     "CostModel",
     "DeadlineError",
     "DeploymentConfig",
@@ -78,6 +80,7 @@ __getattr__, __dir__ = exporter(
         "AsyncClient": "http.client",
         "BadRequest": "request_errors",
         "Client": "http.client",
+        "Clock": "clock",
         "CostModel": "instance.cost_model",
         "DeadlineError": "request_errors",
         "DeploymentConfig": "supervisor",

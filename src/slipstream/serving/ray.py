@@ -20,7 +20,7 @@ from ray.serve.config import RequestRouterConfig
 from slipstream.history.history_store import open_history_store
 from slipstream.serving.http.endpoints import ENDPOINTS
 from slipstream.serving.http.http_app import RequestContext, problem_body, problem_of
-from slipstream.serving.http.instance_app import InstanceSettings
+from slipstream.serving.http.instance_app import InstanceSettings, open_versions
 from slipstream.serving.http.instance_process import open_instance
 from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.http.process import SECRET_VARIABLE
@@ -49,6 +49,7 @@ class RelayInstance:
             partial(open_instance, settings),
             store,
             signer,
+            open_versions(settings),
         )
         self._handlers, self._deadline = self._service.handlers(), deadline_ms / 1000
 

@@ -1,24 +1,19 @@
-"""The supervisor of `slipstream serve`: starts instances and routers, restarts those that die.
+"""The supervisor of `slipstream serve`: starts instances and routers, restarts what dies or hangs.
 
 The supervisor holds the public socket and the routers inherit it: while a router restarts, new
-connections wait instead of failing. Instances listen on loopback ports of their own. Children
-notice the supervisor's death by the end of their stdin. At the end routers stop first, because
-their last requests need the instances, then the instances. Touch this when processes are started,
-restarted or ended in another way.
+connections wait instead of failing. Instances listen on Unix sockets. Children notice the
+supervisor's death by the end of their stdin, the supervisor notices one that hangs by its
+heartbeat. At the end routers stop first, because their last requests need the instances, then the
+instances. Touch this when processes are started, restarted or ended in another way.
 """
 
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +22,7 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.heartbeat import Heartbeat
 from slipstream.serving.http.process import (
     CANNOT_START,
     INSTANCE_KEY_VARIABLE,
@@ -34,6 +30,11 @@ from slipstream.serving.http.process import (
     SECRET_VARIABLE,
     listening_socket,
 )
+from slipstream.serving.http.process_life import END_NOW
+from slipstream.serving.http.readiness import is_ready
+from slipstream.serving.shelf_directory import ShelfDirectory
+from slipstream.serving.supervisor_socket import VersionKeeper
+from slipstream.serving.ticket_key import read_ticket_key
 
 TICK_SECONDS = 0.05
 QUICK_DEATH_SECONDS = 5.0
@@ -45,11 +46,13 @@ START_SECONDS = 120.0
 
 @dataclass
 class Child:
-    """A process to keep alive: its command, and how its last starts went."""
+    """A process to keep alive: its command, its settings (JSON), how its last starts went."""
 
     name: str
-    command: list[str]
+    command: tuple[str, ...]
+    settings: str
     url: str
+    heartbeat: Heartbeat
     inherited: tuple[int, ...] = ()
     process: "subprocess.Popen[bytes] | None" = None
     started_at: float = 0.0
@@ -57,16 +60,12 @@ class Child:
     quick_deaths: int = 0
     restarts: int = 0
     was_ready: bool = False
-
-    @property
-    def settings(self) -> str:
-        """Its settings, as JSON."""
-        return self.command[-1]
+    ready: bool = False  # the present process
 
 
 @dataclass(frozen=True)
 class DeploymentConfig:
-    """The instances and routers to run; a command's last argument, its settings, is added."""
+    """The instances and routers to run; `-` is added to a command: settings come from stdin."""
 
     instances: int
     instance_settings: dict[str, Any]
@@ -74,10 +73,14 @@ class DeploymentConfig:
     host: str = "127.0.0.1"
     port: int = 0
     router_settings: dict[str, Any] = field(default_factory=dict)
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()  # lines as in a key file
+    tls: tuple[str, str] | None = None  # files: certificate and key
     pools: tuple[str, ...] = ()
     drain_seconds: float = 10.0
     linger: float = 0.6
+    hang_seconds: float = 2.5  # a process whose heart has not beaten for so long is killed
+    state: Path | None = None  # directory of the ticket key; None: tickets end with the supervisor
+    observation: dict[str, Any] = field(default_factory=dict)  # logs and traces of the processes
     spare: bool = True  # keep a process with its imports done, to replace an instance that dies
     instance_command: tuple[str, ...] = (
         sys.executable,
@@ -106,56 +109,98 @@ class Supervisor:
                 "--port"
             ) from error
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{config.host}:{self.port}"
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        self.url = f"http{'s' if config.tls else ''}://{host}:{self.port}"
+        threads = str(config.instance_settings.get("model", {}).get("threads", 1))
         self._environment = {
             **os.environ,
-            SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32),
-            KEYS_VARIABLE: ",".join(config.api_keys),
+            SECRET_VARIABLE: self._ticket_secret(),
+            KEYS_VARIABLE: "\n".join(config.api_keys),
             INSTANCE_KEY_VARIABLE: secrets.token_hex(32),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
         }
-        self._shelf = make_shelf()
-        self.instances = [
-            self._instance(number, port)
-            for number, port in enumerate(_free_ports(config.instances))
-        ]
+        self._directory = ShelfDirectory(config.state)
+        self._shelf = self._directory.path
+        self._watched_since = time.monotonic()
+        for counts in self._shelf.glob("*.metrics"):
+            counts.unlink(missing_ok=True)  # of an earlier deployment, perhaps with more routers
+        bundle = Path(config.instance_settings["bundle"])
+        given = config.instance_settings.get("retrieval")
+        retrieval = None if given is None else Path(given)
+        try:
+            self.versions = VersionKeeper(bundle, self._shelf, log, retrieval)
+        except BaseException:
+            self._socket.close()
+            self._directory.remove()
+            raise
+        self.instances = [self._instance(number) for number in range(config.instances)]
         self._spare: subprocess.Popen[bytes] | None = None
         self.routers = [self._router(number) for number in range(config.routers)]
 
+    def _ticket_secret(self) -> str:
+        """Return the environment's secret, that of the state directory, or a new one."""
+        given = os.environ.get(SECRET_VARIABLE)
+        if given or self.config.state is None:
+            return given or secrets.token_hex(32)
+        return read_ticket_key(self.config.state)
+
     # What to start
 
-    def _instance(self, number: int, port: int) -> Child:
+    def _instance(self, number: int) -> Child:
         name = f"i-{number}"
+        path = str(self._shelf / f"{name}.sock")
         settings = {
             **self.config.instance_settings,
+            **self._common_settings(name),
             "name": name,
             "shelf": str(self._shelf),
-            "port": port,
+            "pinned": True,
+            "socket_path": path,
             "linger": self.config.linger,
-            "drain_seconds": self.config.drain_seconds,
-            "watch_parent": True,
         }
+        settings["observation"]["log_requests"] = "none"  # routers log them, with their instance
         return Child(
-            name, [*self.config.instance_command, _json(settings)], f"http://127.0.0.1:{port}"
+            name,
+            self.config.instance_command,
+            _json(settings),
+            f"unix:{path}",
+            Heartbeat(self._beat_path(name)),
         )
 
+    def _common_settings(self, name: str) -> dict[str, Any]:
+        return {
+            "drain_seconds": self.config.drain_seconds,
+            "watch_parent": True,
+            "heartbeat": str(self._beat_path(name)),
+            "observation": {**self.config.observation, "process": name},
+        }
+
+    def _beat_path(self, name: str) -> Path:
+        return self._shelf / f"{name}.beat"
+
     def _router(self, number: int) -> Child:
+        name = f"router-{number}"
         pools = self.config.pools or ("any",) * len(self.instances)
         settings = {
             **self.config.router_settings,
+            **self._common_settings(name),
             "socket_fd": self._socket.fileno(),
-            "drain_seconds": self.config.drain_seconds,
-            "watch_parent": True,
+            "host": self.config.host,
+            **dict(zip(("tls_certificate", "tls_key"), self.config.tls or (), strict=False)),
+            "rate_file": str(self._shelf / "rates"),
+            "metrics_file": str(self._shelf / f"{name}.metrics"),
             "instances": [
                 {"name": child.name, "url": child.url, "pool": pool}
                 for child, pool in zip(self.instances, pools, strict=True)
             ],
         }
         return Child(
-            f"router-{number}",
-            [*self.config.router_command, _json(settings)],
+            name,
+            self.config.router_command,
+            _json(settings),
             self.url,
+            Heartbeat(self._beat_path(name)),
             (self._socket.fileno(),),
         )
 
@@ -165,43 +210,55 @@ class Supervisor:
         """Start all processes and watch them; return after `stop`, when all have ended."""
         children = [*self.instances, *self.routers]
         try:
-            for child in children:
+            for child in self.instances:
                 self._start(child)
-            self._await_ready()
+            for child in self.routers:  # they import meanwhile, and first probe ready instances
+                child.heartbeat.reset()
+                child.process = self._open(child.command, child.inherited)
+                child.started_at = time.monotonic()
+            self._await_ready(self.instances)
+            for child in self.routers:
+                self._send_settings(child, child.process)
+            self._await_ready(self.routers)
             self.all_ready = not self._stop
             while not self._stop:
                 for child in children:
                     self._restart_if_dead(child)
                 self._keep_spare()
-                time.sleep(TICK_SECONDS)
+                self._sleep()
         finally:
             self._end_spare()
             self._end(self.routers)
             self._end(self.instances)
             self._socket.close()
-            shutil.rmtree(self._shelf, ignore_errors=True)
+            self.versions.close()
+            self._directory.remove()
 
     def stop(self, *_signal: object) -> None:
         """Ask `run` to end; safe in a signal handler."""
         self._stop = True
 
     def _start(self, child: Child) -> None:
+        child.heartbeat.reset()
         spare, self._spare = (self._spare, None) if child in self.instances else (None, self._spare)
-        if spare is not None and spare.poll() is None:
-            assert spare.stdin is not None
-            with contextlib.suppress(OSError):  # it may die just now: noticed like any other death
-                spare.stdin.write(child.settings.encode() + b"\n")
-                spare.stdin.flush()
-            child.process = spare
-        else:
-            child.process = self._open(child.command, child.inherited)
+        if spare is None or spare.poll() is not None:
+            spare = self._open(child.command, child.inherited)
+        self._send_settings(child, spare)
+
+    def _send_settings(self, child: Child, process: "subprocess.Popen[bytes] | None") -> None:
+        """Let a process that waits for its settings become the child's."""
+        assert process is not None and process.stdin is not None
+        with contextlib.suppress(OSError):  # it may die just now: noticed like any other death
+            process.stdin.write(child.settings.encode() + b"\n")
+            process.stdin.flush()
+        child.process, child.ready = process, False
         child.started_at = time.monotonic()
 
     def _open(
-        self, command: list[str], inherited: tuple[int, ...] = ()
+        self, command: tuple[str, ...], inherited: tuple[int, ...] = ()
     ) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            command,
+            [*command, "-"],
             stdin=subprocess.PIPE,
             env=self._environment,
             pass_fds=inherited,
@@ -214,7 +271,7 @@ class Supervisor:
             return
         youngest = max(child.started_at for child in self.instances)
         if time.monotonic() - youngest > SPARE_DELAY_SECONDS:
-            self._spare = self._open([*self.config.instance_command, "-"])
+            self._spare = self._open(self.config.instance_command)
 
     def _end_spare(self) -> None:
         if self._spare is not None:
@@ -235,6 +292,7 @@ class Supervisor:
         if code is None:
             if now - child.started_at > QUICK_DEATH_SECONDS:
                 child.quick_deaths = 0
+            self._watch(child, child.process, now)
             return
         _close_stdin(child)
         child.process = None
@@ -255,27 +313,61 @@ class Supervisor:
         if not delay:
             self._start(child)
 
-    def _await_ready(self) -> None:
-        """Wait until every child is ready; restart those that die meanwhile."""
-        end, waiting = time.monotonic() + START_SECONDS, [*self.instances, *self.routers]
+    def _watch(self, child: Child, process: "subprocess.Popen[bytes]", now: float) -> None:
+        """Kill a process that hangs; say when a restarted one is ready."""
+        beat = child.heartbeat.silent_since()
+        if child.heartbeat.begun and not child.ready:
+            child.ready = True
+            if child.was_ready:
+                seconds = now - child.started_at
+                self._log(f"{child.name} is ready again, {seconds:.1f} s after its start")
+        if beat is not None:
+            silent, limit = now - max(beat, self._watched_since), self.config.hang_seconds
+        else:
+            silent, limit = now - child.started_at, START_SECONDS
+        if silent > limit and (beat is not None or not child.heartbeat.begun):
+            self._log(f"{child.name} hangs: no heartbeat for {silent:.1f} s; killing it")
+            process.kill()
+            process.wait()
+
+    def _sleep(self) -> None:
+        """Sleep for a tick; where it took far longer, all processes were stopped, not only one."""
+        before = time.monotonic()
+        time.sleep(TICK_SECONDS)
+        if time.monotonic() - before > self.config.hang_seconds / 2:
+            self._watched_since = time.monotonic()
+
+    def _await_ready(self, children: list[Child]) -> None:
+        """Wait until every child is ready; restart those that die meanwhile.
+
+        Routers share one address, so each also shows by its heartbeat that it accepts requests.
+        """
+        end, waiting = time.monotonic() + START_SECONDS, [*children]
         while waiting and not self._stop:
             if time.monotonic() > end:
                 raise SlipstreamError(
                     f"{waiting[0].name} was not ready within {START_SECONDS:.0f} s; is the bundle "
                     "too large?"
                 )
-            for child in [*self.instances, *self.routers]:
+            for child in children:
                 self._restart_if_dead(child)
-            for child in [child for child in waiting if is_ready(child.url)]:
-                child.was_ready = True
+            for child in [each for each in waiting if each.heartbeat.begun and is_ready(each.url)]:
+                child.was_ready = child.ready = True
                 waiting.remove(child)
                 self._log(f"{child.name} is ready")
-            time.sleep(TICK_SECONDS)
+            self._sleep()
 
     def _end(self, children: list[Child]) -> None:
-        """Send SIGTERM to all, wait until they have drained, kill what is left."""
+        """End all at once, wait until they have drained, kill what is left.
+
+        No router is there to notice that they drain, so they need not linger.
+        """
         running = [(child.name, child.process) for child in children if child.process is not None]
         for _, process in running:
+            with contextlib.suppress(OSError):  # it has ended already
+                assert process.stdin is not None
+                process.stdin.write(END_NOW)
+                process.stdin.flush()
             process.send_signal(signal.SIGTERM)
         end = time.monotonic() + self.config.drain_seconds + self.config.linger + 5.0
         for name, process in running:
@@ -289,23 +381,10 @@ class Supervisor:
             _close_stdin(child)
 
 
-def make_shelf() -> Path:
-    """Make a private directory in shared memory for shelves and measured costs.
-
-    Directories of supervisors that were killed are removed.
-    """
-    place = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    start = f"slipstream-{os.getuid()}-"
-    for left in place.glob(f"{start}*"):
-        owner = left.name.removeprefix(start).split("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{start}{os.getpid()}-", dir=place))
-
-
 def _close_stdin(child: Child) -> None:
     if child.process is not None and child.process.stdin is not None:
-        child.process.stdin.close()
+        with contextlib.suppress(OSError):
+            child.process.stdin.close()
 
 
 def _describe_exit(code: int) -> str:
@@ -314,24 +393,3 @@ def _describe_exit(code: int) -> str:
 
 def _json(settings: dict[str, Any]) -> str:
     return msgspec.json.encode(settings).decode()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Find ports that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
-    finally:
-        for bound in sockets:
-            bound.close()
-
-
-def is_ready(url: str) -> bool:
-    """Whether the process at `url` answers that it is ready."""
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=1.0) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

@@ -8,7 +8,7 @@ import pytest
 from slipstream.errors import SlipstreamError
 from slipstream.serving.cache.expander import Expander
 from tests.support.demoting_process import BYTES, USERS, demote, history_of
-from tests.support.serving_samples import cut, engine, history
+from tests.support.serving_samples import cut, engine, history, same_tokens
 
 
 def found(expander, user, whole):
@@ -86,7 +86,7 @@ def test_a_damaged_payload_is_noticed_and_dropped(tmp_path):
 
 def test_an_entry_that_is_read_does_not_leave(tmp_path):
     served = engine(tmp_path)
-    expander = Expander(served, tmp_path / "shelf", served.prefix_bytes(60, room=0) * 2)
+    expander = Expander(served, tmp_path / "shelf", served.prefix_bytes(60) * 2)
     demote(expander, "a", history(60, seed=1))
     demote(expander, "b", history(60, seed=2))
     lease = expander.find("a", served.encode(history(60, seed=1)), {})
@@ -149,5 +149,4 @@ def check_entry(expander, user, whole):
     with lease:
         assert lease.verify()
         fresh = expander.engine.prefill(whole)
-        for stored, right in zip(lease.prefix.past(), fresh.past(), strict=True):
-            assert (stored.k_SHK == right.k_SHK).all() and (stored.v_SHV == right.v_SHV).all()
+        assert same_tokens(lease.prefix, fresh)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,7 +27,8 @@ from slipstream.serving.cache.inflight import InflightPrefix, InflightPrefixes, 
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache, State
 from slipstream.serving.instance.cost_model import CostModel
 from tests.support.demoting_process import demote
-from tests.support.serving_samples import cut, engine, history
+from tests.support.fake_clock import FakeClock
+from tests.support.serving_samples import cut, engine, history, same_tokens
 
 COPY_IS_CHEAP = CostModel(np.array([1e-3, 1e-4, 0.0, 0.0]), 1e-12)
 COPY_IS_DEAR = CostModel(np.array([1e-3, 1e-4, 0.0, 0.0]), 1.0)
@@ -125,10 +125,7 @@ def check_prefix(served, prefix, request):
     """A prefix equals what the engine computes, bit for bit."""
     assert prefix.version == served.version
     fresh = served.prefill(request.encoded)
-    assert prefix.tokens == fresh.tokens
-    for stored, right in zip(prefix.past(), fresh.past(), strict=True):
-        assert torch.equal(stored.k_SHK, right.k_SHK) and torch.equal(stored.v_SHV, right.v_SHV)
-        assert torch.equal(stored.timestamps_S, right.timestamps_S)
+    assert same_tokens(prefix, fresh)
 
 
 class Walk(RuleBasedStateMachine):
@@ -139,7 +136,7 @@ class Walk(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.engines = small_engines()
         self.version = 0
-        self.now = 0.0
+        self.clock = FakeClock()
         self.leases, self.filling, self.demotions = [], [], []
         self.expander = None
         self._open()
@@ -148,7 +145,9 @@ class Walk(RuleBasedStateMachine):
         served = self.engines[self.version]
         if self.expander is not None:
             self.expander.close()
-        self.cache = PrefixCache(served.shape, served.shape.nbytes(170))
+        self.cache = PrefixCache(
+            served.shape, served.shape.nbytes(170), pin_share=1.0, clock=self.clock
+        )
         self.expander = Expander(served, Path(self.folder.name) / "shelf", served.shape.nbytes(150))
         self.inflight = InflightPrefixes(served, self.cache, self.expander, COPY_IS_CHEAP)
         self.engine = served
@@ -169,7 +168,7 @@ class Walk(RuleBasedStateMachine):
             assert request.key in before
             assert self.inflight.start(request) == Busy("exists")  # nobody starts a second one
         else:
-            prefix = self.inflight.start(request, room=10)
+            prefix = self.inflight.start(request)
             if isinstance(prefix, InflightPrefix):
                 assert request.key not in before
                 self.filling.append(prefix)
@@ -179,9 +178,7 @@ class Walk(RuleBasedStateMachine):
         """Serve a request from beginning to end and keep its lease."""
         request = self.request_for(user, length, seed)
         found = self.inflight.find(request)
-        if found is None and isinstance(
-            prefix := self.inflight.start(request, room=10), InflightPrefix
-        ):
+        if found is None and isinstance(prefix := self.inflight.start(request), InflightPrefix):
             self.filling.append(prefix)
             self.finish(-1, False)
             found = self.inflight.find(request)
@@ -205,7 +202,7 @@ class Walk(RuleBasedStateMachine):
         prefix = self.filling.pop(which % len(self.filling))
         for _ in self.inflight.steps(prefix):
             pass
-        self.inflight.finish(prefix, self.now + 2 if pinned else None)
+        self.inflight.finish(prefix, self.clock.moment + 2 if pinned else None)
 
     @precondition(lambda self: self.filling)
     @rule(which=st.integers(0, 9), steps=st.integers(0, 1))
@@ -243,8 +240,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, 3))
     def time_passes(self, seconds):
-        self.now += seconds
-        self.cache.expire(self.now)
+        self.clock.moment += seconds
+        self.cache.expire()
 
     @precondition(lambda self: not self.filling and len(self.expander))
     @rule(other_version=st.booleans())
@@ -277,7 +274,9 @@ class Walk(RuleBasedStateMachine):
         assert {slot.key for slot in slots if slot.state is State.FILLING} == set(
             self.inflight.by_key
         )
-        assert all(slot.pinned_until is None or slot.pinned_until > self.now for slot in slots)
+        assert all(
+            slot.pinned_until is None or slot.pinned_until > self.clock.moment for slot in slots
+        )
         spans = sorted((slot.offset, slot.offset + slot.nbytes) for slot in slots)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 

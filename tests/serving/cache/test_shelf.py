@@ -1,5 +1,7 @@
 """The shelf: payloads outlive the process, incomplete records are dropped, one process a file."""
 
+import threading
+
 import pytest
 
 from slipstream.errors import SlipstreamError
@@ -43,12 +45,22 @@ def test_a_removed_record_frees_its_bytes_and_its_place(tmp_path):
     assert store(shelf, b"b").place == record.place
 
 
-def test_an_open_shelf_is_refused_to_others(tmp_path):
+def test_an_open_shelf_is_refused_to_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.serving.cache.shelf._LOCK_SECONDS", 0.05)
     shelf = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
     with pytest.raises(SlipstreamError, match="in use by another instance"):
         Shelf(tmp_path / "shelf", 1 << 20, b"identity")
     shelf.close()
     Shelf(tmp_path / "shelf", 1 << 20, b"identity").close()
+
+
+def test_a_shelf_is_opened_when_the_instance_before_has_left_it(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+    store(shelf, b"a", 7)
+    leaving = threading.Timer(0.2, shelf.close)
+    leaving.start()
+    assert names(Shelf(tmp_path / "shelf", 1 << 20, b"identity")) == [b"a"]
+    leaving.join()
 
 
 def test_incomplete_records_are_dropped_and_their_room_is_free(tmp_path):
@@ -67,9 +79,37 @@ def test_incomplete_records_are_dropped_and_their_room_is_free(tmp_path):
     assert not Shelf(tmp_path / "shelf", 1 << 20, b"another").records
 
 
-def test_too_little_memory_is_an_error_at_the_start(tmp_path):
-    with pytest.raises(SlipstreamError, match="no room for"):
-        Shelf(tmp_path / "shelf", 1 << 50, b"identity")
-    assert (
-        Shelf(tmp_path / "shelf", 1 << 20, b"identity").path.stat().st_blocks * 512 >= 1 << 20
-    )  # all of it, from the start
+def test_an_empty_shelf_takes_no_memory_and_a_full_one_its_limit(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 3 << 20, b"identity")
+    assert shelf.path.stat().st_blocks * 512 < 1 << 20
+    offsets = [shelf.take(1 << 20) for _ in range(4)]
+    assert offsets == [0, 1 << 20, 2 << 20, None]
+    assert shelf.path.stat().st_blocks * 512 >= 3 << 20
+
+
+def test_a_shelf_stays_smaller_where_the_system_has_no_memory_left(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 1 << 42, b"identity")  # more than any disk has
+    assert shelf.take(1 << 41) is None
+    assert shelf.take(1000) is None, "the system is not asked again at once"
+    shelf._grow_again_at = 0.0
+    assert store(shelf, b"a") and shelf.extents.nbytes == 1 << 20
+    shelf.close()
+
+
+def test_a_reopened_shelf_writes_only_where_memory_was_allocated(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 8 << 20, b"identity")
+    for name in (b"a", b"b", b"c"):
+        store(shelf, name)
+    shelf.close()
+    again = Shelf(tmp_path / "shelf", 8 << 20, b"identity")
+    assert (again.extents.nbytes, again.extents.used) == (3 * 1024, 3 * 1024)
+    assert store(again, b"d").offset == 3 * 1024
+
+
+def test_a_shelf_without_room_for_its_table_is_refused(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    with pytest.raises(SlipstreamError, match="has no room"):
+        Shelf(tmp_path / "shelf", 1 << 20, b"identity")

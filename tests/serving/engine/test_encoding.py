@@ -138,7 +138,40 @@ def test_features_with_several_values_are_part_of_the_digest(tmp_path):
     assert len(digests) == len(given)
 
 
+def test_context_is_looked_up_by_label_and_part_of_the_digest(tmp_path):
+    served = engine(tmp_path)
+    encoder = HistoryEncoder(served.items, {}, {}, {"surface": {"": 0, "home": 1, "cart": 2}})
+    sent = History([FIRST_ID] * 3, [1, 2, 3], context={"surface": ["cart", None, "new"]})
+    found = encoder.encode(sent)
+    assert found.context["surface"].tolist() == [2, 0, 0]
+    none = encoder.encode(replace(sent, context={"device": ["web"] * 3}))  # which it does not read
+    assert none.context["surface"].tolist() == [0, 0, 0]
+    assert found.digest() != none.digest() and found.part(1).digest() == none.part(1).digest()
+    assert found.part(0, 1).then(found.part(1)).digest() == found.digest()
+    with pytest.raises(BadRequest, match="3 items but 1 labels of context 'surface'"):
+        encoder.encode(replace(sent, context={"surface": ["home"]}))
+    assert encoder.encode_request({"surface": "home"}) == {"surface": 1}
+    assert encoder.encode_request({"surface": None}) == encoder.encode_request(None)
+    with pytest.raises(BadRequest, match="no context 'surfaces'; it reads surface"):
+        encoder.encode_request({"surfaces": "home"})
+
+
 def test_times_count_only_where_the_log_had_them(tmp_path):
     served = engine(tmp_path, blocks=1)
     encoder = HistoryEncoder(served.items, {}, {}, timed=False)
     assert encoder.encode(History([FIRST_ID] * 2, [5, 9])).timestamps_T.tolist() == [0, 0]
+
+
+def test_a_stored_history_is_encoded_once_while_it_stays_the_same(tmp_path):
+    served = engine(tmp_path, blocks=1, task="retrieval")
+    stored = replace(history(30), user_features={}, source=object())
+    encoded = served.encode(stored)
+    assert served.encode(replace(stored)) is encoded and served.items.has_seen(stored)
+    other = replace(history(30, seed=1), user_features={}, source=object())
+    assert not served.items.has_seen(other) and served.encode(other) is not encoded
+    part = stored.part(10, 30)
+    assert len(served.encode(part)) == 20 and served.encode(part) is served.encode(part)
+    told = served.encode(replace(stored, user_features={"age": 3}))
+    assert told.user_features != encoded.user_features
+    unstored = replace(stored, source=None)
+    assert served.encode(unstored) is not served.encode(unstored)

@@ -13,14 +13,14 @@ SHAPE = KVShape(layers=2, heads=2, dqk=4, dv=8)
 
 def filled(capacity):
     buffer = PrefixBuffer(SHAPE, capacity)
-    for number, tensor in enumerate([buffer.times_S, *buffer.keys, *buffer.values]):
+    for number, tensor in enumerate(buffer.tensors):
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 1000 * number)
     return buffer
 
 
 def test_buffers_are_aligned_and_their_parts_do_not_overlap():
     buffer = filled(5)
-    parts = [buffer.times_S, *buffer.keys, *buffer.values]
+    parts = buffer.tensors
     spans = sorted((part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts)
     assert all(begin % 64 == spans[0][0] % 64 for begin, _ in spans)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
@@ -34,18 +34,18 @@ def test_too_little_memory_is_refused():
 
 def test_the_first_tokens_are_copied_and_nothing_behind_them():
     source, copy = filled(5), PrefixBuffer(SHAPE, 9)
-    for tensor in [copy.times_S, *copy.keys, *copy.values]:
+    for tensor in copy.tensors:
         tensor.zero_()
     copy.copy_tokens(source, 3)
     assert copy.times_S.tolist() == [*source.times_S[:3].tolist(), 0, 0, 0, 0, 0, 0]
-    for ours, theirs in zip(copy.keys + copy.values, source.keys + source.values, strict=True):
+    for ours, theirs in zip(copy.tensors[1:], source.tensors[1:], strict=True):
         assert torch.equal(ours[:3], theirs[:3]) and not ours[3:].any()
 
 
 def test_a_layer_is_a_view():
     buffer = filled(5)
     kv = buffer.layer(1, 4)
-    buffer.keys[1][0] = -1.0
+    buffer.layers[1][0][0] = -1.0
     assert (kv.k_SHK[0] == -1.0).all() and kv.k_SHK.shape[0] == kv.timestamps_S.numel() == 4
 
 

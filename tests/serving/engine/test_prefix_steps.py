@@ -1,11 +1,21 @@
-"""A prefill in steps leaves what one pass leaves, whatever the size of its chunks."""
+"""A pass behind what is cached equals the whole pass: in steps, in tiles, in fewer bits, plain."""
+
+import contextlib
 
 import pytest
 import torch
 
 from slipstream.serving.engine.prefix import PrefixBuffer
-from slipstream.serving.engine.prefix_steps import in_place_view
-from tests.support.serving_samples import engine, history
+from slipstream.serving.engine.prefix_steps import StreamPass
+from tests.support.layer_pass_cases import plain_layers
+from tests.support.serving_samples import (
+    candidates,
+    cut,
+    engine,
+    history,
+    largest_difference,
+    same_tokens,
+)
 
 
 def prefilled(served, encoded, chunk_tokens):
@@ -21,8 +31,7 @@ def test_chunks_of_any_size_leave_the_same_bits(tmp_path):
     whole, _ = prefilled(served, encoded, 10_000)
     for chunk_tokens in (16, 100, 512):
         pieces, _ = prefilled(served, encoded, chunk_tokens)
-        assert torch.equal(whole.times_S, pieces.times_S)
-        for one, other in zip(whole.keys + whole.values, pieces.keys + pieces.values, strict=True):
+        for one, other in zip(whole.tensors, pieces.tensors, strict=True):
             assert torch.equal(one, other)
 
 
@@ -39,6 +48,55 @@ def test_a_step_is_one_chunk_through_one_layer(tmp_path):
 def test_tokens_that_do_not_fit_the_buffer_are_refused(tmp_path):
     served = engine(tmp_path, blocks=1)
     query = served.make_query(None, history(9), [])
-    stream = served._stream([query], True)
+    stream = served.passes.stream([query], True)
     with pytest.raises(ValueError, match="do not fit"):
-        in_place_view(stream, PrefixBuffer(served.shape, 10), 5)
+        StreamPass(served.model, stream, target=PrefixBuffer(served.shape, 10))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+@pytest.mark.parametrize("kind", ["hstu", "fuxi", "sasrec"])
+def test_in_fewer_bits_hit_miss_extension_and_tiles_have_the_same_bits(tmp_path, kind, precision):
+    bias = "none" if kind == "sasrec" else "next"
+    served = engine(tmp_path, kind, time_bias=bias, kv_precision=precision)
+    exact = engine(tmp_path, kind, time_bias=bias)
+    whole, few, many = history(300), candidates(40), candidates(300)
+    full = served.rank(None, whole, few)
+    prefix = served.prefill(cut(whole, 0, 290))
+    assert largest_difference(served.rank(prefix, cut(whole, 290), few), full) == 0
+    extended = served.prefill(whole, past=prefix)
+    assert largest_difference(served.rank(extended, None, few), full) == 0
+    assert same_tokens(extended, served.prefill(whole))
+    tiled = served.rank(prefix, cut(whole, 290), many)
+    assert largest_difference(tiled, served.rank(None, whole, many)) == 0
+    assert 0 < largest_difference(full, exact.rank(None, whole, few)) < 0.02
+    assert served.shape.token_bytes < 0.6 * exact.shape.token_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("kind", ["hstu", "fuxi", "sasrec"])
+def test_plain_layers_serve_the_same_scores(tmp_path, kind, precision):
+    served = engine(tmp_path, kind, time_bias="none", kv_precision=precision)
+    whole, few, many = history(200), candidates(20), candidates(300)
+    found = {}
+    for name, layers in (("compiled", contextlib.nullcontext()), ("plain", plain_layers())):
+        with layers:
+            prefix = served.prefill(cut(whole, 0, 150))
+            longer = served.prefill(cut(whole, 0, 190), past=prefix)
+            hit = served.rank(longer, cut(whole, 190), few)
+            pair = served.rank_batch([served.make_query(longer, cut(whole, 190), few)] * 2)
+            tiles = served.rank(longer, cut(whole, 190), many)
+            full = served.rank(None, whole, few)
+        # Plain passes sum in orders of their own: a value between two steps is stored as either.
+        close = 1e-5 if precision == "fp32" or name == "compiled" else 5e-3
+        assert max(largest_difference(hit, other) for other in (pair[1], full)) < close
+        found[name] = (hit, tiles)
+    tolerance = 1e-5 if precision == "fp32" else 5e-3
+    for one, other in zip(found["compiled"], found["plain"], strict=True):
+        assert largest_difference(one, other) < tolerance
+
+
+def test_a_pass_leaves_the_prefix_as_it_is(tmp_path):
+    served, whole = engine(tmp_path), history(120)
+    prefix, fresh = served.prefill(whole), served.prefill(whole)
+    served.rank(prefix, None, candidates(300))
+    assert same_tokens(prefix, fresh)

@@ -29,12 +29,9 @@ def bundle(tmp_path: Path, **changes: Any) -> Path:
     return tmp_path / "bundle"
 
 
-def test_an_unchanged_bundle_is_not_opened_again_and_a_changed_one_is(tmp_path: Path):
-    bundle(tmp_path)
-    first = open_instance(settings(tmp_path))
-    assert open_instance(settings(tmp_path), first) is first
-    bundle(tmp_path, max_len=72)
-    second = open_instance(settings(tmp_path), first)
+def test_another_version_is_opened_beside_the_first(tmp_path: Path):
+    first = open_instance(settings(tmp_path), bundle(tmp_path))
+    second = open_instance(settings(tmp_path), bundle(tmp_path, max_len=72), first)
     assert second.version != first.version and second.max_len == 72
     assert second.cost is not first.cost  # a model of another size is measured
     assert len(list((tmp_path / "shelf").glob("*.shelf"))) == 2  # the first still serves
@@ -44,12 +41,12 @@ def test_an_unchanged_bundle_is_not_opened_again_and_a_changed_one_is(tmp_path: 
 
 
 def test_a_restarted_process_knows_what_was_measured_and_deletes_other_versions(tmp_path: Path):
-    bundle(tmp_path)
-    first = open_instance(settings(tmp_path))
+    directory = bundle(tmp_path)
+    first = open_instance(settings(tmp_path), directory)
     (tmp_path / "shelf" / "i-0-0123456789abcdef.shelf").touch()
     (tmp_path / "shelf" / "i-1-0123456789abcdef.shelf").touch()
     first.close()
-    again = open_instance(settings(tmp_path))
+    again = open_instance(settings(tmp_path), directory)
     assert again.cost.measured() == first.cost.measured()
     names = sorted(path.name for path in (tmp_path / "shelf").glob("*.shelf"))
     assert names == [f"i-0-{first.version[:16]}.shelf", "i-1-0123456789abcdef.shelf"]
@@ -59,7 +56,7 @@ def test_a_restarted_process_knows_what_was_measured_and_deletes_other_versions(
 def test_items_named_by_text_are_served(tmp_path: Path):
     names = [f"item {n:02}" for n in range(50)]
     random_bundle(tmp_path / "bundle", MODEL, num_items=50, ids=names)
-    opened = open_instance(settings(tmp_path, shelf=None))
+    opened = open_instance(settings(tmp_path, shelf=None), tmp_path / "bundle")
     assert opened.items.find(["item 07", "item 99"]).tolist() == [7, -1]
     opened.close()
 

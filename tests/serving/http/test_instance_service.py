@@ -1,35 +1,17 @@
-"""What a request is scored on, stored or sent, ticket or not; reload and drain of an instance."""
+"""What a request is scored on, stored or sent, ticket or not."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from slipstream.history.history_store import AppendError
 from slipstream.serving.http import messages as m
-from slipstream.serving.http.http_app import HttpProblem
 from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.request_errors import BadRequest
 from slipstream.serving.router.ticket import TicketSigner
-from tests.support.serving_service import SECRET, context, opened_service
+from tests.support.serving_service import SECRET, append, context, with_service
 from tests.support.serving_stand_in import standin_scores
 
 HISTORY = m.HistoryMessage([5, 6, 7], [10, 20, 30])
-
-
-def serve(tmp_path: Path, work: Callable[[InstanceService], Awaitable[None]], **settings) -> None:
-    async def whole() -> None:
-        async with opened_service(tmp_path, **settings) as service:
-            await work(service)
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
-
-
-async def append(service: InstanceService, user: str, items: list[int], times: list[int]) -> int:
-    request = m.EventsRequest(user, items, times)
-    return (await service.events(request, context())).behaviours
 
 
 def test_a_stored_history_scores_as_the_sent_one_with_or_without_its_ticket(tmp_path: Path):
@@ -43,7 +25,7 @@ def test_a_stored_history_scores_as_the_sent_one_with_or_without_its_ticket(tmp_
         for request in (m.RankRequest("ann", [1, 2]), m.RankRequest("bob", [1, 2], HISTORY)):
             assert (await service.rank(request, context())).scores == late.scores
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 def test_recent_behaviours_come_after_the_stored_ones(tmp_path: Path):
@@ -58,25 +40,7 @@ def test_recent_behaviours_come_after_the_stored_ones(tmp_path: Path):
             request = m.RankRequest("ann", [1], recent=recent, ticket=early.ticket)
             await service.rank(request, context())
 
-    serve(tmp_path, work)
-
-
-def test_a_long_stored_history_is_cut_to_a_window_that_stays_put(tmp_path: Path):
-    items, times = list(range(100)), list(range(100))
-
-    async def work(service: InstanceService) -> None:
-        await append(service, "ann", items[:90], times[:90])
-        early = await service.preinfer(m.PreinferRequest("ann"), context())
-        await append(service, "ann", items[90:93], times[90:93])
-        late = await service.rank(m.RankRequest("ann", [1], ticket=early.ticket), context())
-        # At most 64, from a multiple of 8: 32 to 90, then to 93.
-        assert (early.behaviours, late.behaviours, late.hit) == (58, 61, "device")
-        assert late.scores["score"] == standin_scores(items[32:93], times[32:93], [1])
-        recent = m.HistoryMessage(items[93:], times[93:])
-        more = await service.rank(m.RankRequest("ann", [1], recent=recent), context())
-        assert more.scores["score"] == standin_scores(items[40:], times[40:], [1])
-
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 def test_items_of_another_catalogue_are_skipped_and_counted_stored_or_sent(tmp_path: Path):
@@ -94,7 +58,7 @@ def test_items_of_another_catalogue_are_skipped_and_counted_stored_or_sent(tmp_p
         best = await service.recommend(m.RecommendRequest("ann", 3), context())
         assert best.skipped == 1
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 def test_unknown_candidates_are_named_and_the_others_scored(tmp_path: Path):
@@ -110,7 +74,7 @@ def test_unknown_candidates_are_named_and_the_others_scored(tmp_path: Path):
         best = await service.recommend(mine, context())
         assert (best.items, best.unknown) == ([9], ["SKU"])
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 def test_titles_and_features_come_with_the_answer_where_asked_for(tmp_path: Path):
@@ -125,7 +89,7 @@ def test_titles_and_features_come_with_the_answer_where_asked_for(tmp_path: Path
         with pytest.raises(BadRequest, match="known: parity"):
             await service.rank(m.RankRequest("ann", [1], HISTORY, show=["colour"]), context())
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 @pytest.mark.parametrize("repeat", ["exclude", "allow"])
@@ -147,69 +111,7 @@ def test_seen_is_the_whole_history_and_the_rule_is_the_models(tmp_path: Path, re
                 assert set(ranked.items) == ({3, 69, 70, 71} if kept else {70, 71})
                 assert found.behaviours == 64
 
-    serve(tmp_path, work, repeat=repeat, window="latest")
-
-
-def test_a_long_sent_history_is_refused_unless_its_latest_part_is_enough(tmp_path: Path):
-    items, times = list(range(100)), list(range(100))
-    sent = m.HistoryMessage(items, times)
-
-    async def work(service: InstanceService) -> None:
-        with pytest.raises(BadRequest, match="longer than the 64 this model reads"):
-            await service.rank(m.RankRequest("ann", [1], sent), context())
-        with pytest.raises(BadRequest, match="allow_truncate"):
-            await service.recommend(m.RecommendRequest("ann", 1, sent), context())
-        request = m.RankRequest("ann", [1], sent, allow_truncate=True)
-        answer = await service.rank(request, context())
-        assert answer.scores["score"] == standin_scores(items[36:], times[36:], [1])
-        assert (answer.behaviours, answer.truncated) == (64, False)
-
-    serve(tmp_path, work, window="latest")
-
-
-def test_the_latest_behaviours_are_exactly_those_the_model_sees(tmp_path: Path):
-    items, times = list(range(100)), list(range(100))
-
-    async def work(service: InstanceService) -> None:
-        await append(service, "ann", items[:93], times[:93])
-        answer = await service.rank(m.RankRequest("ann", [1]), context())
-        assert answer.scores["score"] == standin_scores(items[29:93], times[29:93], [1])
-        recent = m.HistoryMessage(items[93:], times[93:])
-        more = await service.rank(m.RankRequest("ann", [1], recent=recent), context())
-        assert more.scores["score"] == standin_scores(items[36:], times[36:], [1])
-
-    serve(tmp_path, work, window="latest")
-
-
-def test_events_are_of_now_unless_they_say_when_and_never_of_the_future(tmp_path: Path):
-    async def work(service: InstanceService) -> None:
-        before = int(time.time())
-        await service.events(m.EventsRequest("ann", ["5", 6]), context())
-        stored = await service.user(None, context(user="ann"))
-        assert stored.recent.items == [5, 6]
-        assert all(before <= at <= time.time() for at in stored.recent.timestamps)
-        with pytest.raises(BadRequest, match="milliseconds"):
-            await append(service, "ann", [7], [before * 1_000])
-        assert await append(service, "ann", [7], [int(time.time()) + 5]) == 3
-
-    serve(tmp_path, work)
-
-
-def test_a_deleted_user_is_unknown_and_leaves_no_prefix(tmp_path: Path):
-    async def work(service: InstanceService) -> None:
-        for user in ("a/b", "bob"):
-            await append(service, user, [5, 6], [1, 2])
-            await service.preinfer(m.PreinferRequest(user), context())
-        answer = await service.delete(None, context(user="a/b"))
-        assert (answer.user, answer.deleted) == ("a/b", 2)
-        with pytest.raises(HttpProblem, match="nothing is stored"):
-            await service.rank(m.RankRequest("a/b", [1]), context())
-        assert service.instance._kept == {("bob", 2)}
-        assert (await service.delete(None, context(user="a/b"))).deleted == 0
-        with pytest.raises(BadRequest, match="at most 256"):
-            await service.delete(None, context(user="x" * 257))
-
-    serve(tmp_path, work)
+    with_service(tmp_path, work, repeat=repeat, window="latest")
 
 
 def test_the_moment_of_the_request_reaches_the_model(tmp_path: Path):
@@ -217,9 +119,23 @@ def test_the_moment_of_the_request_reaches_the_model(tmp_path: Path):
         await service.rank(m.RankRequest("ann", [1], HISTORY, request_time=77), context())
         await service.recommend(m.RecommendRequest("ann", 1, HISTORY, request_time=78), context())
         await service.rank(m.RankRequest("ann", [1], HISTORY), context())
-        assert service.instance.request_times == [77, 78, 78, None]
+        assert service.life.instance.request_times == [77, 78, None]
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
+
+
+def test_context_of_behaviours_and_of_the_request_reaches_the_model(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        at, sent = {"surface": "home"}, {"surface": ["cart", None]}
+        await service.users.events(m.EventsRequest("ann", [5, 6], [1, 2], context=sent), context())
+        await service.rank(m.RankRequest("ann", [1], context=at), context())
+        assert service.life.instance.labels == {"surface": ["cart", ""]}
+        await service.recommend(m.RecommendRequest("ann", 1, context=at), context())
+        assert service.life.instance.contexts == [at, at]
+        shown = await service.users.user(None, context(user="ann"))
+        assert shown.recent.context == sent
+
+    with_service(tmp_path, work)
 
 
 def test_the_cascade_retrieves_filters_ranks_and_sorts(tmp_path: Path):
@@ -240,25 +156,24 @@ def test_the_cascade_retrieves_filters_ranks_and_sorts(tmp_path: Path):
         with pytest.raises(BadRequest, match="no task"):
             await service.recommend(m.RecommendRequest("ann", by="purchase"), context())
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
-def test_what_is_stored_is_shown_and_continued_only_forward(tmp_path: Path):
+def test_the_rules_of_a_request_reach_the_cascade(tmp_path: Path):
     async def work(service: InstanceService) -> None:
-        sent = m.EventsRequest("ann ü", [2**63 - 1, 7], [10, 20], {"click": [1.0, 0.0]})
-        await service.events(sent, context())
-        stored = await service.user(None, context(user="ann ü"))
-        assert (stored.behaviours, stored.recent.items) == (2, [2**63 - 1, 7])
-        assert stored.recent.actions == {"click": [1.0, 0.0]}
-        with pytest.raises(AppendError, match="in order"):
-            await append(service, "ann ü", [8], [19])
-        with pytest.raises(HttpProblem, match="nothing is stored") as refused:
-            await service.user(None, context(user="nobody"))
-        assert refused.value.status == 404
-        with pytest.raises(HttpProblem, match="nothing is stored"):
-            await service.rank(m.RankRequest("nobody", [1]), context())
+        await append(service, "ann", [3, 4], [1, 2])
+        boost = m.BoostMessage(0.5, where={"genre": ["war"]})
+        request = m.RecommendRequest(
+            "ann", 2, exclude=[8], allow=[5, 6], most_per={"genre": 1}, boosts=[boost]
+        )
+        await service.recommend(request, context())
+        query = service.life.instance.cascade.queries[-1]
+        assert query.retrieve == 200  # what was seen is left out, not fetched in addition
+        assert query.rules.exclude.tolist() == [8, 3, 4]
+        assert query.rules.allow.tolist() == [5, 6]
+        assert (query.rules.most_per, query.rules.boosts[0].add) == ({"genre": 1}, 0.5)
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
 def test_a_ticket_names_the_window_and_the_version(tmp_path: Path):
@@ -268,45 +183,18 @@ def test_a_ticket_names_the_window_and_the_version(tmp_path: Path):
         assert (ticket.instance, ticket.version) == ("i-0", "v1")
         assert (ticket.first, ticket.end) == (0, 3)
 
-    serve(tmp_path, work)
+    with_service(tmp_path, work)
 
 
-def test_a_reload_serves_the_new_version_and_closes_the_old_when_its_requests_are_done(
-    tmp_path: Path,
-):
+def test_a_useless_ticket_ranks_as_none_and_is_counted(tmp_path: Path):
     async def work(service: InstanceService) -> None:
-        old = service.instance
-        running = asyncio.create_task(service.rank(m.RankRequest("ann", [1], HISTORY), context()))
-        while not service._uses:
-            await asyncio.sleep(0.001)
-        same = await service.reload(m.ReloadRequest(), context())
-        assert same.before == same.after == {"i-0": "v1"}
-        (tmp_path / "version").write_text("v2")
-        with pytest.raises(HttpProblem, match="not v3") as refused:
-            await service.reload(m.ReloadRequest("v3"), context())
-        assert refused.value.status == 409 and service.instance is old
-        done = await service.reload(m.ReloadRequest("v2"), context())
-        assert (done.before, done.after) == ({"i-0": "v1"}, {"i-0": "v2"})
-        assert (await running).version == "v1"
-        while not old.closed:
-            await asyncio.sleep(0.001)
-        later = await service.rank(m.RankRequest("ann", [1], HISTORY), context())
-        assert later.version == "v2" and not service.instance.closed
+        stale = TicketSigner(SECRET, lifetime=-1.0).issue("ann", "i-0", "v1", 0, 3)
+        of_bob = TicketSigner(SECRET).issue("bob", "i-0", "v1", 0, 3)
+        for ticket in (None, stale, of_bob, "forged"):
+            request = m.RankRequest("ann", [1], HISTORY, ticket=ticket)
+            answer = await service.rank(request, context())
+            assert answer.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1])
+        stats = service.stats()
+        assert (stats["ticket_expired"], stats["ticket_invalid"]) == (1, 2)
 
-    serve(tmp_path, work, rank_ms=50)
-
-
-def test_draining_is_reported_and_only_to_its_own_name(tmp_path: Path):
-    async def work(service: InstanceService) -> None:
-        with pytest.raises(HttpProblem, match="this is instance"):
-            await service.drain(m.DrainRequest("i-1"), context())
-        assert (await service.readyz(None, context())).status == "ok"
-        assert (await service.drain(m.DrainRequest(), context())).draining == "i-0"
-        status = await service.status(None, context())
-        assert status.draining and not status.ready and status.version == "v1"
-        with pytest.raises(HttpProblem) as refused:
-            await service.readyz(None, context())
-        assert refused.value.status == 503
-        assert (await service.healthz(None, context())).status == "ok"
-
-    serve(tmp_path, work)
+    with_service(tmp_path, work)

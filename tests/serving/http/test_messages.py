@@ -16,6 +16,8 @@ from slipstream.serving.http import messages as m
         (m.RankRequest, b'{"user": "u", "candidates": ["' + b"x" * 257 + b'"]}', "length"),
         (m.RankRequest, b'{"user": "u", "candidates": [-9223372036854775809]}', ">="),
         (m.RankRequest, b'{"user": "u", "candidates": [1], "request_time": 1.5}', "int"),
+        (m.RankRequest, b'{"user": "u", "candidates": [1], "context": {"s": ["a"]}}', "str"),
+        (m.EventsRequest, b'{"user": "u", "items": [1], "context": {"s": [""]}}', "length >= 1"),
         (m.RankRequest, b'{"user": "u", "candidates": [1.5]}', "int"),
         (m.RankRequest, b'{"user": "u", "candidates": [9223372036854775808]}', "<="),
         (m.RankRequest, b'{"user": "u", "candidates": [1], "histroy": {}}', "unknown field"),
@@ -38,14 +40,15 @@ def test_a_request_keeps_its_names_on_the_wire():
     assert msgspec.json.decode(msgspec.json.encode(sent)) == {
         "user": "ann",
         "candidates": [5],
-        "history": {"items": [1], "timestamps": [2], "actions": {"click": [1.0]}},
-        "recent": {"items": [3], "timestamps": [4], "actions": {}},
+        "history": {"items": [1], "timestamps": [2], "actions": {"click": [1.0]}, "context": {}},
+        "recent": {"items": [3], "timestamps": [4], "actions": {}, "context": {}},
         "features": {"age": 1},
         "ticket": "t",
         "allow_truncate": True,
         "request_time": None,
         "titles": False,
         "show": [],
+        "context": {},
     }
 
 

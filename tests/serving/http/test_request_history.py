@@ -11,6 +11,7 @@ from slipstream.serving.http.request_history import (
     read_history,
     refuse_long,
     select_actions,
+    write_history,
 )
 from slipstream.serving.request_errors import BadRequest
 
@@ -33,11 +34,19 @@ def test_a_message_becomes_a_history_of_arrays():
         (m.HistoryMessage([1]), "no timestamps; send one per item"),
         (m.HistoryMessage([1, 2], [2, 1]), "oldest first"),
         (m.HistoryMessage([1], [1], {"click": [1, 2]}), "'click' has 2 values for 1"),
+        (m.HistoryMessage([1], [1], {}, {"surface": []}), "'surface' has 0 labels for 1"),
     ],
 )
 def test_a_message_that_contradicts_itself_is_refused(message: m.HistoryMessage, says: str):
     with pytest.raises(BadRequest, match=says):
         read_history(message)
+
+
+def test_context_comes_as_labels_and_goes_as_it_came():
+    message = m.HistoryMessage([1, 2], [1, 2], {"click": [0, 1]}, {"surface": ["home", None]})
+    history = read_history(message)
+    assert history.context["surface"].tolist() == ["home", ""]
+    assert write_history(history) == message
 
 
 def test_a_model_without_times_needs_none():

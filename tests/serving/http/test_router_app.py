@@ -1,205 +1,38 @@
-"""The router against instances that misbehave: refuse, close, hang, drain.
-
-Each instance is a real socket in this process, and the router probes it as it does in production.
-"""
+"""The router against instances that misbehave: refuse, close, hang, drain."""
 
 import asyncio
-import contextlib
-import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from slipstream.serving.http.limits import Keys, Limits
-from slipstream.serving.http.router_app import Router, build_router
+from slipstream.serving.http.limits import Limits
 from slipstream.serving.router import upstream
-from slipstream.serving.router.balancer import InstanceState, LoadBalancer, instance_order
 from slipstream.serving.router.ticket import TicketSigner
-
-SECRET = b"a secret of sixteen bytes or more"
-SIGNER = TicketSigner(SECRET)
-KEY = "0123456789abcdef"
-RANK = {"user": "ann", "candidates": [1], "history": {"items": [1, 2, 3], "timestamps": [1, 2, 3]}}
-Behaviour = Callable[["FakeInstance", asyncio.StreamWriter], Awaitable[None]]
+from tests.support.fake_clock import FakeClock
+from tests.support.fake_instances import (
+    KEY,
+    RANK,
+    SECRET,
+    SIGNER,
+    Behaviour,
+    FakeInstance,
+    answers,
+    drains,
+    hangs,
+    hangs_up,
+    on_a_loop,
+    reply,
+    serving,
+    talks_nonsense,
+    until,
+)
 
 
 @pytest.fixture(autouse=True)
 def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take long to connect."""
     monkeypatch.setattr(upstream, "CONNECT_SECONDS", 60.0)
-
-
-class FakeInstance:
-    """An instance whose answers a test decides; it keeps what it was sent."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.behaviour = name, answers
-        self.requests: list[tuple[str, bytes, dict[str, str]]] = []
-        self.draining, self.backlog, self.port = False, 0, 0
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def start(self) -> None:
-        """Listen, on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def stop(self) -> None:
-        """Refuse connections and close those that are open."""
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                first, *lines = head.strip().split("\r\n")
-                headers = dict(line.split(": ", 1) for line in lines)
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                path = first.split(" ")[1]
-                if path == "/v1/status":
-                    await reply(writer, 200, self._status())
-                    continue
-                self.requests.append((path, body, headers))
-                await self.behaviour(self, writer)
-        self._writers.discard(writer)
-        writer.close()
-
-    def _status(self) -> dict[str, Any]:
-        state = {"ready": not self.draining, "draining": self.draining, "backlog": self.backlog}
-        return {"instance": self.name, "version": "v", "stats": {}, **state}
-
-
-async def reply(writer: asyncio.StreamWriter, status: int, content: Any, **headers: str) -> None:
-    body = json.dumps(content).encode()
-    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    writer.write(
-        f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{more}content-length: "
-        f"{len(body)}\r\n\r\n".encode()
-        + body
-    )
-    await writer.drain()
-
-
-async def answers(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
-    await reply(writer, 200, {"by": fake.name}, x_slipstream_backlog=str(fake.backlog))
-
-
-async def hangs_up(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()
-
-
-async def hangs(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
-    await asyncio.Event().wait()
-
-
-async def talks_nonsense(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"\x00\x01 this is not HTTP\r\n\r\n")
-
-
-async def drains(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
-    fake.draining = True
-    await reply(writer, 503, {"error": "draining", "detail": "on the way out"})
-
-
-class Face:
-    """The router as its clients see it, without a socket between."""
-
-    def __init__(self, app: Any, router: Router, fakes: dict[str, FakeInstance]) -> None:
-        self.app, self.router, self.fakes = app, router, fakes
-
-    async def ask(
-        self, path: str, content: Any, method: str = "POST", **headers: str
-    ) -> tuple[int, Any]:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        pairs = [
-            (b"x-api-key", KEY.encode()),
-            *((name.replace("_", "-").encode(), v.encode()) for name, v in headers.items()),
-        ]
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": quote(path).encode(),
-            "query_string": b"",
-            "headers": pairs,
-            "client": ("127.0.0.1", 1),
-        }
-        sent: list[dict[str, Any]] = []
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            return waiting.pop()
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        await self.app(scope, receive, send)
-        return sent[0]["status"], json.loads(sent[1]["body"])
-
-    def order(self, user: str = "ann") -> list[FakeInstance]:
-        """The instances in the user's order."""
-        ordered = instance_order(user, self.router.balancer.instances)
-        return [self.fakes[instance.name] for instance in ordered]
-
-    def never_answer(self, fake: FakeInstance) -> None:
-        """Let every request to an instance time out at once, except probes."""
-        upstream = self.router._upstreams[fake.name]
-        answer = upstream.request
-
-        async def request(request: bytes, seconds: float) -> Any:
-            if request.startswith(b"GET /v1/status"):
-                return await answer(request, seconds)
-            raise TimeoutError
-
-        upstream.request = request  # type: ignore[method-assign]
-
-    def state(self, fake: FakeInstance) -> InstanceState:
-        """What the router knows of an instance."""
-        return self.router.balancer.by_name[fake.name]
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    count: int = 3, limits: Limits | None = None, **balancing: Any
-) -> AsyncIterator[Face]:
-    """A router over `count` fake instances. Its time limits are long: no test depends on them."""
-    fakes = {f"i-{number}": FakeInstance(f"i-{number}") for number in range(count)}
-    for fake in fakes.values():
-        await fake.start()
-    instances = [
-        InstanceState(name, f"http://127.0.0.1:{fake.port}") for name, fake in fakes.items()
-    ]
-    for instance in instances:
-        instance.breaker.cooldown = 3_600.0
-    limits = limits or Limits(deadline_ms=60_000)
-    balancer = LoadBalancer(instances, **balancing)
-    router = Router(balancer, SIGNER, limits, probe_seconds=0.02, probe_timeout=60.0)
-    async with router.probing():
-        yield Face(build_router(router, Keys((KEY,)), limits), router, fakes)
-    for fake in fakes.values():
-        fake.stop()
-
-
-def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """An asynchronous test as a plain one."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, for a minute at most."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def forged(ticket: str) -> str:
@@ -210,12 +43,11 @@ def forged(ticket: str) -> str:
 @on_a_loop
 async def test_the_users_instance_answers_and_the_bytes_arrive_unchanged():
     async with serving() as face:
-        first = face.order()[0]
-        body = json.dumps(RANK, indent=3).encode() + b"  "
+        first, body = face.order()[0], json.dumps(RANK, indent=3).encode() + b"  "
         answer = await face.ask("/v1/rank", body, x_slipstream_deadline_ms="50000")
         assert answer == (200, {"by": first.name})
-        path, received, headers = first.requests[0]
-        assert (path, received) == ("/v1/rank", body)
+        assert first.requests[0][:2] == ("/v1/rank", body)
+        headers = first.requests[0][2]
         assert 0 < int(headers["x-slipstream-deadline-ms"]) <= 50_000
         assert KEY not in headers.values()  # the instances do not get the client's key
 
@@ -246,8 +78,7 @@ async def test_an_owner_that_is_gone_gets_no_request_until_a_probe_finds_it_agai
 @on_a_loop
 async def test_an_append_is_not_repeated_when_it_may_have_been_stored():
     async with serving() as face:
-        first = face.order()[0]
-        first.behaviour = hangs_up
+        face.order()[0].behaviour = hangs_up
         append = {"user": "ann", "items": [1], "timestamps": [1]}
         status, problem = await face.ask("/v1/events", append)
         assert (status, problem["error"]) == (502, "instance_failed")
@@ -299,7 +130,7 @@ async def test_a_ticket_leads_to_its_holder_until_that_one_drains():
 
 
 @on_a_loop
-async def test_an_expired_ticket_is_ignored_by_preinference_and_refused_by_ranking():
+async def test_a_ticket_that_cannot_be_used_is_counted_and_the_request_served_without_it():
     async with serving() as face:
         first, last = face.order()[0], face.order()[-1]
         request = {"user": "ann", "history": RANK["history"]}
@@ -307,25 +138,94 @@ async def test_an_expired_ticket_is_ignored_by_preinference_and_refused_by_ranki
         stale = TicketSigner(SECRET, lifetime=-1.0).issue("ann", last.name, "v", 0, 3)
         answer = await face.ask("/v1/preinfer", {**request, "ticket": ticket})
         assert answer == (200, {"by": last.name})
-        answer = await face.ask("/v1/preinfer", {**request, "ticket": stale})
-        assert answer == (200, {"by": first.name})
-        status, problem = await face.ask("/v1/rank", {**RANK, "ticket": stale})
-        assert (status, problem["error"]) == (410, "ticket_expired")
+        of_bob = SIGNER.issue("bob", last.name, "v", 0, 3)
+        for useless in (stale, forged(ticket), of_bob, "not one of ours"):
+            for path, content in (("/v1/preinfer", request), ("/v1/rank", RANK)):
+                answer = await face.ask(path, {**content, "ticket": useless})
+                assert answer == (200, {"by": first.name})
+        counts = face.router.counts
+        assert (counts["ticket_expired"], counts["ticket_invalid"]) == (2, 6)
 
 
-@pytest.mark.parametrize("path", ["/v1/rank", "/v1/preinfer"])
+async def fails(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
+    await reply(writer, 500, {"error": "internal", "detail": "it failed"})
+
+
+async def refuses(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
+    await reply(writer, 429, {"error": "overloaded", "detail": fake.name})
+
+
 @on_a_loop
-async def test_a_forged_ticket_is_refused(path: str):
+async def test_answers_of_500_open_the_breaker():
     async with serving() as face:
-        request = RANK if path == "/v1/rank" else {"user": "ann", "history": RANK["history"]}
-        ticket = SIGNER.issue("ann", "i-0", "v", 0, 3)
-        status, problem = await face.ask(path, {**request, "ticket": forged(ticket)})
-        assert (status, problem["error"]) == (403, "ticket_invalid")
+        first, second = face.order()[:2]
+        first.behaviour = fails
+        statuses = [(await face.ask("/v1/rank", RANK))[0] for _ in range(5)]
+        assert statuses == [500, 500, 500, 200, 200]
+        assert await face.ask("/v1/rank", RANK) == (200, {"by": second.name})
+
+
+@on_a_loop
+async def test_an_instance_that_is_slower_than_the_others_is_ejected():
+    async def answers_slowly(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
+        face.router.clock.moment += 0.4  # nobody waits: only the router's clock moves
+        await answers(fake, writer)
+
+    async with serving(clock=FakeClock()) as face:
+        first, second = face.order()[:2]
+        other = next(f"u{n}" for n in range(99) if face.order(f"u{n}")[0] is second)
+        first.behaviour = answers_slowly
+        for _ in range(6):
+            await face.ask("/v1/rank", {**RANK, "user": other})
+            assert (await face.ask("/v1/rank", RANK))[0] == 200
+        assert await face.ask("/v1/rank", RANK) == (200, {"by": second.name})
+        assert face.router.figures()["router_ejected_slow",] == 1
+
+
+@on_a_loop
+async def test_a_refusal_for_overload_is_tried_once_elsewhere():
+    async with serving() as face:
+        first, second, third = face.order()
+        first.behaviour = refuses
+        assert await face.ask("/v1/rank", RANK) == (200, {"by": second.name})
+        second.behaviour = refuses
+        status, problem = await face.ask("/v1/rank", RANK)
+        assert (status, problem["detail"], third.requests) == (429, second.name, [])
+        assert all(face.state(fake).breaker.failures == 0 for fake in (first, second))
+    async with serving(1) as face:
+        face.order()[0].behaviour = refuses
+        assert (await face.ask("/v1/rank", RANK))[0] == 429
+
+
+@on_a_loop
+async def test_a_new_user_gets_the_idle_instance_and_keeps_it():
+    async with serving(2, alone=True) as face:
+        for face.state(face.order()[0]).outstanding in (1, 0):
+            assert (await face.ask("/v1/rank", RANK))[1]["by"] == face.order()[1].name
+
+
+@on_a_loop
+async def test_a_stored_user_counts_the_length_that_answers_told():
+    async def knows(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
+        await reply(writer, 200, {"by": fake.name}, x_slipstream_behaviours="3000")
+
+    async with serving(4, long_from=1_000) as face:
+        for number, instance in enumerate(face.router.balancer.instances):
+            instance.pool = "long" if number < 2 else "short"
+        for fake in face.fakes.values():
+            fake.behaviour = knows
+        by = [(await face.ask("/v1/rank", {"user": "ann", "candidates": [1]}))[1]["by"]]
+        by += [(await face.ask("/v1/preinfer", {"user": "ann"}))[1]["by"]]
+        assert [name in ("i-0", "i-1") for name in by] == [False, True]
+        append = {"user": "bob", "items": [1], "timestamps": [1]}
+        await face.ask("/v1/events", append)  # its answer tells the length too
+        _, answer = await face.ask("/v1/rank", {"user": "bob", "candidates": [1]})
+        assert answer["by"] in ("i-0", "i-1")
 
 
 @on_a_loop
 async def test_an_owner_with_a_long_backlog_is_relieved_until_it_is_gone():
-    async with serving(slack_tokens=100) as face:
+    async with serving(slack_behaviours=100) as face:
         first, second = face.order()[:2]
         first.backlog = 50_000
         await face.ask("/v1/rank", RANK)  # its answer reports the backlog
@@ -343,7 +243,7 @@ async def test_a_burst_of_one_user_spreads_before_any_answer():
         await released.wait()
         await answers(fake, writer)
 
-    async with serving(4, slack_tokens=0) as face:
+    async with serving(4, slack_behaviours=0) as face:
         fakes = face.fakes.values()
         for fake in fakes:
             fake.behaviour = answers_late
@@ -414,7 +314,19 @@ async def test_a_user_of_any_name_is_read_and_deleted_at_its_own_instance():
 @on_a_loop
 async def test_an_empty_body_is_refused_with_an_example():
     async with serving(1) as face:
-        for path in ("/v1/preinfer", "/v1/rank", "/v1/recommend", "/v1/events"):
+        for path in ("/v1/preinfer", "/v1/rank", "/v1/recommend", "/v1/events", "/v1/explain"):
             status, problem = await face.ask(path, b"")
             assert (status, problem["error"]) == (400, "bad_request")
             assert 'no body; send JSON like {"user": "ann"' in problem["detail"]
+        status, problem = await face.ask("/v1/search", b"")
+        assert status == 400 and 'send JSON like {"query": "star wars"' in problem["detail"]
+
+
+@on_a_loop
+async def test_a_question_about_no_user_goes_to_any_instance_and_to_the_next_if_that_fails():
+    async with serving(2) as face:
+        first = (await face.ask("/v1/search", {"query": "toy"}))[1]["by"]
+        assert (await face.ask("/v1/search", {"query": "toy"}))[1]["by"] == first
+        face.fakes[first].stop()
+        assert (await face.ask("/v1/search", {"query": "toy"}))[1]["by"] != first
+        assert (await face.ask("/v1/users", b"", "GET"))[0] == 200

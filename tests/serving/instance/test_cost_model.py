@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from slipstream.serving.instance.cost_model import CostModel, non_negative_fit
+from tests.support.fake_clock import FakeClock
 from tests.support.serving_samples import engine
 
 
@@ -24,7 +25,7 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
     assert cost.pass_seconds(512, 1536) > cost.pass_seconds(16, 0) > 0
     assert cost.prefill_seconds(2000) > cost.prefill_seconds(2000, past=1500) > 0
     assert cost.prefill_seconds(100, past=100) == 0
-    cost.clock = lambda: 0.0  # nothing fades
+    cost.clock = FakeClock()  # nothing fades
     before, prefill = cost.pass_seconds(100, 0), cost.prefill_seconds(500)
     for _ in range(300):
         predicted = cost.pass_seconds(100, 0)
@@ -39,16 +40,16 @@ def test_the_model_measures_this_machine_and_follows_it(tmp_path):
 
 
 def test_what_was_learnt_fades_where_nothing_confirms_it():
-    now = [0.0]
-    cost = CostModel(np.array([0.01, 0.0, 0.0, 0.0]), 1e-9, clock=lambda: now[0])
+    clock = FakeClock()
+    cost = CostModel(np.array([0.01, 0.0, 0.0, 0.0]), 1e-9, clock=clock)
     for _ in range(200):
         # An interruption counts as four times the expected, no more.
         cost.observe("prefill", cost.prefill_seconds(10), 9.0)
     assert cost.factor("prefill") == pytest.approx(4.0, rel=0.01)
     assert cost.tail_seconds(1.0, "prefill") >= 1.0
-    now[0] = 5.0
+    clock.moment = 5.0
     assert 1.5 < cost.factor("prefill") < 2.5
-    now[0] = 60.0
+    clock.moment = 60.0
     assert cost.factor("prefill") == pytest.approx(1.0, abs=0.01)
     assert cost.tail_seconds(1.0, "prefill") == pytest.approx(1.5, abs=0.01)
 

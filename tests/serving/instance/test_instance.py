@@ -6,9 +6,12 @@ import time
 import numpy as np
 import pytest
 
+from slipstream.serving.engine.item_rules import ItemRules
 from slipstream.serving.instance.cost_model import CostModel
+from slipstream.serving.instance.recommend_query import RecommendQuery
 from slipstream.serving.instance.trigger import TriggerConfig
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
+from tests.support.fake_clock import FakeClock
 from tests.support.serving_instance import instance, run, settle, soon
 from tests.support.serving_samples import candidates, cut, history, largest_difference
 
@@ -40,7 +43,6 @@ def test_every_way_gives_the_full_pass(tmp_path):
         await rank(390)  # another cut of the same sequence: shorter prefix not there, computed
         assert (await served.preinfer("u", cut(whole, 0, 400))).reason == "device"
         for slot in list(served.prefixes.cache.slots()):  # all leave the device; the host has them
-            served.prefixes.cache.expire(float("inf"))
             served.prefixes.cache._remove(slot)
         await rank()
         served.prefixes.cache._remove(next(served.prefixes.cache.slots()))
@@ -225,8 +227,10 @@ def test_a_cancelled_request_leaves_nothing_held(tmp_path):
 
 def test_retrieval_gives_what_the_engine_gives(tmp_path):
     plain, served = instance(tmp_path)
-    found = run(served.retrieve(history(50), 5, deadline=soon()))
-    assert [item for item, _ in found] == plain.retrieve(history(50), 5)[0]
+    whole = history(50)
+    query = RecommendQuery(5, soon(), rules=ItemRules(exclude=whole.items))
+    found = run(served.cascade.recommend("u", whole, query))
+    assert (found.items, found.scores["click"]) == plain.retrieve(whole, 5)
     served.close()
 
 
@@ -255,8 +259,10 @@ def test_the_moment_of_a_request_counts_with_a_prefix_or_without(tmp_path):
 
     for answer in run(scenario()):
         assert largest_difference(expected, answer.scores) == 0
-    found = run(served.retrieve(whole, 5, deadline=soon(), request_time=later))
-    assert [item for item, _ in found] == plain.retrieve(whole, 5, request_time=later)[0]
+    query = RecommendQuery(5, soon(), request_time=later)
+    found = run(served.cascade.recommend("ann", whole, query))
+    expected = plain.retrieve(whole, 5, request_time=later, exclude_seen=False)
+    assert (found.items, found.scores["click"]) == expected
     served.close()
 
 
@@ -304,3 +310,40 @@ def test_a_discarded_instance_takes_its_host_tier_with_it(tmp_path):
     assert (tmp_path / "shelf").exists()
     served.discard()
     assert not (tmp_path / "shelf").exists()
+
+
+def test_a_pre_inference_that_joins_an_in_line_computation_is_pinned(tmp_path):
+    _, served = instance(tmp_path)
+    whole, items = history(900), candidates(5)
+
+    async def scenario():
+        ranking = asyncio.create_task(served.rank("u", whole, items, deadline=soon()))
+        while not served.prefixes.inflight.by_key:
+            await asyncio.sleep(0)
+        assert (await served.preinfer("u", whole, rank_in=0.5)).reason == "joined"
+        assert (await ranking).hit == "inline"
+        (slot,) = served.prefixes.cache.slots()
+        assert slot.pinned_until is not None  # for the ranking that was announced
+        assert (await served.rank("u", whole, items, deadline=soon())).hit == "device"
+        assert slot.pinned_until is None
+
+    run(scenario())
+    served.close()
+
+
+def test_signals_for_later_cannot_fill_the_cache(tmp_path):
+    clock = FakeClock(1_000.0)
+    _, served = instance(tmp_path, device_bytes=4 << 20, clock=clock)
+
+    async def scenario():
+        for number in range(11):
+            await served.preinfer(f"u{number}", history(600, seed=number), rank_in=600.0)
+            await settle(served)
+        cache = served.prefixes.cache
+        assert 0 < cache.pinned <= 0.8 * cache.budget
+        clock.moment += served.config.max_pin
+        served.stats()
+        assert cache.pinned == 0
+
+    run(scenario())
+    served.close()

@@ -39,7 +39,7 @@ def test_what_is_ready_or_being_filled_is_pinned_and_nothing_else(tmp_path):
         assert prefixes.pin(inflight.request, until) == ("device", key)
         assert prefixes.pin(request(served, whole), until) == ("extended", key)
         assert prefixes.pin(request(served, whole, user="v"), until) is None
-        assert served.prefixes.outstanding_tokens == 0
+        assert served.prefixes.outstanding_behaviours == 0
 
     run(scenario())
     served.close()

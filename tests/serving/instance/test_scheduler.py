@@ -5,23 +5,22 @@ import time
 
 import pytest
 
-from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
+from slipstream.serving.instance.scheduler import (
+    HANG_FACTOR,
+    HANG_SECONDS,
+    Job,
+    Kind,
+    Scheduler,
+)
 from slipstream.serving.request_errors import DeadlineError, OverloadError
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.support.fake_clock import FakeClock
 
 
 class Log:
     """A scheduler without a thread, and the events of its jobs in order."""
 
     def __init__(self, seconds=None, **settings):
-        self.events, self.clock = [], Clock()
+        self.events, self.clock = [], FakeClock()
         self.scheduler = Scheduler(
             self._batch,
             seconds or (lambda requests: float(len(requests))),
@@ -31,14 +30,14 @@ class Log:
 
     def _batch(self, requests):
         self.events.append(tuple(requests))
-        self.clock.now += len(requests)
+        self.clock.moment += len(requests)
         return list(requests)
 
     def add(self, name, kind=Kind.PREINFER, deadline=100.0, steps=3, estimate=3.0):
         def work():
             for step in range(steps):
                 self.events.append(f"{name}{step}")
-                self.clock.now += 1
+                self.clock.moment += 1
                 yield
             return name
 
@@ -70,6 +69,16 @@ def test_ranking_overtakes_a_prefill_between_two_steps():
     assert log.run() == ["p0", ("r",), ("r", "r"), "p1", "p2", ("p", "p")]
 
 
+def test_a_step_is_chosen_first_and_run_later():
+    log = Log()
+    log.add("p")
+    chosen = log.scheduler.choose()
+    log.ask("r", deadline=50)  # too late for this step, and first at the next
+    assert log.events == [] and [job.kind for job in chosen[0]] == [Kind.PREINFER]
+    log.scheduler.run(*chosen)
+    assert log.run()[:2] == ["p0", ("r",)]
+
+
 def test_earliest_deadline_first_within_a_kind_and_copies_last():
     log = Log()
     log.add("c", Kind.COPY, deadline=0, steps=1)
@@ -87,12 +96,26 @@ def test_what_cannot_be_in_time_goes_last():
     assert log.run() == [("fine",), ("fine", "fine"), ("hopeless",), ("hopeless", "hopeless")]
 
 
+def test_bulk_work_lets_requests_with_later_deadlines_go_first_while_it_has_time():
+    log = Log()
+    log.add("search", Kind.RANK, deadline=9, steps=3).bulk = True
+    log.ask("later", deadline=50)
+    assert log.scheduler.backlog(50) == 1.0  # the search is not waited for
+    log.scheduler.step()
+    assert log.events == [("later",), ("later", "later")]
+    log.clock.moment = 4.0  # 3 s to go and 5 s left: less than twice
+    log.ask("next", deadline=60)
+    assert log.scheduler.backlog(60) == 4.0
+    names = [event for event in log.run()[2:] if isinstance(event, str) or len(event) == 1]
+    assert names == ["search0", "search1", ("next",), "search2"]  # 1 s to go, 3 s left
+
+
 def test_a_stale_preinference_is_dropped_if_it_was_not_begun_and_finished_last_if_it_was():
     log = Log()
     for name in ("begun", "waiting"):
         log.add(name, deadline=2, steps=2).expires = 5.0
     log.scheduler.step()
-    log.clock.now = 6.0
+    log.clock.moment = 6.0
     log.add("fresh", deadline=50, steps=1).expires = 60.0
     assert log.run() == [
         "begun0",
@@ -112,10 +135,10 @@ def test_overload_costs_those_who_are_late_and_not_everybody():
             deadline, sent = moment + 10.5, sent + 1
 
             def done(result, error, by=deadline):
-                in_time.append(error is None and log.clock.now <= by)
+                in_time.append(error is None and log.clock.moment <= by)
 
             log.scheduler.submit(Job(Kind.RANK, deadline, 1.0, done, request=sent))
-        while log.clock.now < moment + 2 and log.scheduler.step():
+        while log.clock.moment < moment + 2 and log.scheduler.step():
             pass
     assert sum(in_time) > 0.6 * sent  # two thirds fit
 
@@ -123,7 +146,7 @@ def test_overload_costs_those_who_are_late_and_not_everybody():
 def test_a_passed_deadline_is_not_begun():
     log = Log()
     log.add("r", Kind.RANK, deadline=5)
-    log.clock.now = 5
+    log.clock.moment = 5
     assert log.run() == [("r", DeadlineError)]
 
 
@@ -138,7 +161,7 @@ def test_a_job_someone_waits_for_inherits_the_urgency():
 def test_a_prefill_that_is_late_goes_on_for_those_who_wait():
     log = Log()
     waited = log.add("p", deadline=1, steps=3)
-    log.clock.now = 5
+    log.clock.moment = 5
     log.scheduler.hurry(waited, Kind.RANK, 8.5)  # ranking came, and gives it until 8.5
     log.scheduler.hurry(
         waited, Kind.RANK, 6.0
@@ -236,3 +259,39 @@ def test_the_thread_ends_and_every_queued_job_gets_an_error():
     with pytest.raises(OverloadError):
         scheduler.submit(Job(Kind.RANK, time.monotonic() + 60, 1.0, lambda r, e: None, request="r"))
     assert errors and not scheduler._thread.is_alive()
+
+
+def test_a_thread_is_alive_until_a_step_takes_far_longer_than_predicted():
+    clock, begun, go_on = FakeClock(), threading.Event(), threading.Event()
+
+    def hang(requests):
+        begun.set()
+        go_on.wait(30)
+        return requests
+
+    scheduler = Scheduler(hang, lambda requests: 1.0, clock=clock)
+    assert not scheduler.is_alive(), "it has no thread yet"
+    scheduler.start()
+    assert scheduler.is_alive()
+    scheduler.submit(Job(Kind.RANK, 100.0, 1.0, lambda *_: None, request="r"))
+    assert begun.wait(30)
+    clock.moment += HANG_SECONDS + HANG_FACTOR * 1.0 - 0.1
+    assert scheduler.is_alive()
+    clock.moment += 0.2
+    assert not scheduler.is_alive()
+    go_on.set()
+    scheduler.close()
+    assert scheduler.is_alive(), "what closes does not hang"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_is_not_alive():
+    scheduler = Scheduler(lambda requests: requests, lambda requests: 1.0)
+
+    def fail(*_: object) -> None:
+        raise SystemExit
+
+    scheduler.submit(Job(Kind.RANK, time.monotonic() + 30, 1.0, fail, request="r"))
+    scheduler.start()
+    scheduler._thread.join(30)
+    assert not scheduler.is_alive()

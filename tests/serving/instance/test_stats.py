@@ -9,7 +9,9 @@ def test_counters_begin_at_zero_and_gauges_follow_the_cache(tmp_path):
     before = served.stats()
     for name in ("hit_device", "hit_inline", "refused_no_room", "prefixes_computed", "batched"):
         assert before[name] == 0
-    assert before["host_entries"] == before["device_entries"] == before["outstanding_tokens"] == 0
+    assert (
+        before["host_entries"] == before["device_entries"] == before["outstanding_behaviours"] == 0
+    )
     run(served.rank("u", history(300), candidates(5), deadline=soon()))
     after = served.stats()
     assert after["hit_inline"] == after["prefixes_computed"] == after["device_entries"] == 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.serving.instance.trigger import Prospect, Trigger, TriggerConfig
+from tests.support.fake_clock import FakeClock
 
 GOOD = Prospect(
     inline_tail=0.2,
@@ -17,6 +18,11 @@ GOOD = Prospect(
     rank_in=0.05,
     budget=0.08,
 )
+
+
+def decide_at(trigger, prospect, moment):
+    trigger.clock.moment = moment
+    return trigger.decide(prospect)
 
 
 @pytest.mark.parametrize(
@@ -34,24 +40,24 @@ GOOD = Prospect(
     ],
 )
 def test_each_rule_has_its_reason(change, reason):
-    trigger = Trigger(TriggerConfig(), now=0.0)
-    assert trigger.decide(replace(GOOD, **change), 0.0) == reason
+    trigger = Trigger(TriggerConfig(), FakeClock())
+    assert trigger.decide(replace(GOOD, **change)) == reason
     assert trigger.counts == {reason: 1}
 
 
 def test_the_bucket_bounds_pre_inference_time():
-    trigger = Trigger(TriggerConfig(compute_share=0.5, burst_seconds=0.2), now=0.0)
-    reasons = [trigger.decide(GOOD, 0.001 * i) for i in range(6)]
+    trigger = Trigger(TriggerConfig(compute_share=0.5, burst_seconds=0.2), FakeClock())
+    reasons = [decide_at(trigger, GOOD, 0.001 * i) for i in range(6)]
     assert reasons[:4] == ["admitted"] * 4 and reasons[4:] == ["overload"] * 2
-    assert trigger.decide(GOOD, 0.11) == "admitted"  # 0.1 s later half of that has come back
-    admitted = sum(trigger.decide(GOOD, 1 + 0.01 * i) == "admitted" for i in range(1000))
+    assert decide_at(trigger, GOOD, 0.11) == "admitted"  # 0.1 s later half of that has come back
+    admitted = sum(decide_at(trigger, GOOD, 1 + 0.01 * i) == "admitted" for i in range(1000))
     assert admitted * GOOD.prefill == pytest.approx(0.5 * 10 + 0.2, abs=0.15)
 
 
 def test_a_prefill_longer_than_the_burst_is_not_refused_for_ever():
-    trigger = Trigger(TriggerConfig(compute_share=0.5, burst_seconds=0.1), now=0.0)
+    trigger = Trigger(TriggerConfig(compute_share=0.5, burst_seconds=0.1), FakeClock())
     long = replace(GOOD, prefill=0.4, rank_in=1.0)
-    assert [trigger.decide(long, at) for at in (0.0, 0.1, 2.0)] == [
+    assert [decide_at(trigger, long, at) for at in (0.0, 0.1, 2.0)] == [
         "admitted",
         "overload",
         "admitted",
@@ -59,17 +65,33 @@ def test_a_prefill_longer_than_the_burst_is_not_refused_for_ever():
 
 
 def test_littles_law_refuses_what_will_not_fit():
-    trigger = Trigger(TriggerConfig(live_seconds=2.0, burst_seconds=100.0), now=0.0)
+    trigger = Trigger(TriggerConfig(live_seconds=2.0, burst_seconds=100.0), FakeClock())
     # 10 a second x 2 s x 5 bytes > 80
-    reasons = [trigger.decide(replace(GOOD, nbytes=5), 0.1 * (i + 1)) for i in range(60)]
+    reasons = [decide_at(trigger, replace(GOOD, nbytes=5), 0.1 * (i + 1)) for i in range(60)]
     assert reasons[0] == "admitted" and "no_room" in reasons
-    calm = Trigger(TriggerConfig(live_seconds=2.0, burst_seconds=100.0), now=0.0)
-    once_a_second = {calm.decide(replace(GOOD, nbytes=5), 1.0 * (i + 1)) for i in range(60)}
+    calm = Trigger(TriggerConfig(live_seconds=2.0, burst_seconds=100.0), FakeClock())
+    once_a_second = {decide_at(calm, replace(GOOD, nbytes=5), 1.0 * (i + 1)) for i in range(60)}
     assert once_a_second == {"admitted"}
 
 
 def test_switched_off_it_admits_everything():
-    trigger = Trigger(TriggerConfig(enabled=False), now=0.0)
-    assert (
-        trigger.decide(replace(GOOD, inline_tail=0.0, pinned=1000, queued=9.0), 0.0) == "admitted"
-    )
+    trigger = Trigger(TriggerConfig(enabled=False), FakeClock())
+    assert trigger.decide(replace(GOOD, inline_tail=0.0, pinned=1000, queued=9.0)) == "admitted"
+
+
+def test_a_busy_minute_is_forgotten_within_seconds():
+    trigger = Trigger(TriggerConfig(live_seconds=2.0, burst_seconds=100.0), FakeClock())
+    small = replace(GOOD, nbytes=5, prefill=0.001)
+    busy = [decide_at(trigger, small, i / 100) for i in range(6_000)]
+    assert busy[-1] == "no_room"
+    later = [decide_at(trigger, small, 65.0 + i) for i in range(3_600)]
+    assert set(later) == {"admitted"}
+
+
+def test_the_rate_of_admissions_is_that_of_the_last_seconds():
+    trigger = Trigger(TriggerConfig(burst_seconds=100.0), FakeClock())
+    for i in range(200):
+        decide_at(trigger, replace(GOOD, nbytes=1), i / 5)
+    assert trigger.admissions_per_second == pytest.approx(5.0, rel=0.1)
+    trigger.clock.moment += 20.0
+    assert trigger.admissions_per_second < 0.001

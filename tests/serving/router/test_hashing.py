@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.serving.router.hashing import rendezvous_order, seed_of
+from slipstream.serving.router.hashing import rendezvous_first, rendezvous_order, seed_of
 
 USERS = [f"user-{number}" for number in range(4_000)]
 NODES = [f"i-{number}" for number in range(8)]
@@ -21,6 +21,7 @@ def test_the_order_depends_on_names_alone():
         order = rendezvous_order(user, NODES, seed_of)
         assert sorted(order) == NODES
         assert order == rendezvous_order(user, NODES[::-1], seed_of)
+        assert order[0] == rendezvous_first(user, NODES, seed_of)
 
 
 def test_the_order_is_the_same_in_every_process_and_release():

@@ -7,15 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.serving.router.ticket import TicketError, TicketSigner
+from tests.support.fake_clock import FakeClock
 
 SECRET = b"a secret of sixteen bytes or more"
-
-
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_ticket_comes_back_as_it_was_issued():
@@ -49,12 +43,12 @@ def test_another_secret_is_refused():
 
 
 def test_it_expires():
-    clock = Clock()
+    clock = FakeClock(1_000.0)
     signer = TicketSigner(SECRET, lifetime=60, clock=clock)
     text = signer.issue("ann", "i-3", "v1", 0, 5)
-    clock.now += 59.9
+    clock.moment += 59.9
     signer.read(text, "ann")
-    clock.now += 0.2
+    clock.moment += 0.2
     with pytest.raises(TicketError) as refused:
         signer.read(text, "ann")
     assert refused.value.code == "ticket_expired"

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,20 @@ def test_an_answer_comes_whole_over_one_kept_connection():
     asyncio.run(work())
 
 
+def test_an_instance_on_a_unix_socket_is_reached_by_its_path(tmp_path: Path):
+    async def work() -> None:
+        path = str(tmp_path / "i-0.sock")
+        upstream = Upstream("", 0, path=path)
+        with pytest.raises(ConnectError):
+            await upstream.request(REQUEST, 60.0)
+        listening = await asyncio.start_unix_server(Server(OK), path)
+        assert (await upstream.request(REQUEST, 60.0)).body == b"hi"
+        upstream.close()
+        listening.close()
+
+    asyncio.run(work())
+
+
 def test_requests_at_the_same_time_have_connections_of_their_own():
     async def work() -> None:
         server = Server(OK)
@@ -96,6 +112,26 @@ def test_nobody_listening_means_that_the_request_was_not_sent():
             pass
         with pytest.raises(ConnectError):
             await upstream.request(REQUEST, 60.0)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("seconds", "error"), [(0.05, TimeoutError), (60.0, ConnectError)])
+def test_a_connection_that_takes_longer_than_the_request_has_says_nothing_of_the_instance(
+    seconds: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("slipstream.serving.router.upstream.CONNECT_SECONDS", 0.2)
+
+    async def work() -> None:
+        with socket.socket() as full, contextlib.ExitStack() as waiting:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(3):  # nobody accepts, so no further connection comes about
+                one = waiting.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(full.getsockname())
+            with pytest.raises(error):
+                await Upstream(*full.getsockname()).request(REQUEST, seconds)
 
     asyncio.run(work())
 

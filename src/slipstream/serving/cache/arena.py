@@ -1,11 +1,13 @@
-"""One preallocated block of memory, divided into contiguous pieces (best fit, neighbours merge).
+"""One reserved block of memory, divided into contiguous pieces (best fit, neighbours merge).
 
 Attention reads the keys of a layer as one piece, so a prefix gets one extent, not scattered pages.
-All memory is allocated and touched at the start: no request waits for the system to give memory.
-Touch this when memory is divided in another way.
+Addresses are reserved at the start; the system gives a page when it is first written, and keeps it.
+Best fit fills the block from its beginning, so an idle process is small. Touch this when memory is
+divided in another way.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 import torch
 
@@ -49,6 +51,23 @@ class Extents:
                 return True
         return False
 
+    def grow(self, nbytes: int) -> None:
+        """Add free bytes at the end; `nbytes` is a multiple of 64."""
+        end, self.nbytes = self.nbytes, self.nbytes + nbytes
+        self.used += nbytes
+        self.give(end, nbytes)
+
+    def fits_after(self, nbytes: int, returned: Iterable[tuple[int, int]]) -> bool:
+        """Whether a piece would fit once these (offset, bytes) were returned."""
+        pieces = [(offset, self.rounded(size)) for offset, size in returned]
+        wanted, run, end = self.rounded(nbytes), 0, 0
+        for offset, size in sorted([*self._free, *pieces]):
+            run = run + size if offset == end else size
+            end = offset + size
+            if run >= wanted:
+                return True
+        return False
+
     def give(self, offset: int, nbytes: int) -> None:
         """Return a piece; `ValueError` where it is free already."""
         size = self.rounded(nbytes)
@@ -71,7 +90,6 @@ class Arena(Extents):
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
         self.memory = torch.empty(self.nbytes, dtype=torch.uint8)
-        self.memory.zero_()  # touch every page now
 
     def view(self, offset: int, nbytes: int) -> torch.Tensor:
         """The bytes of a piece."""

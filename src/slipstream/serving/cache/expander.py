@@ -9,13 +9,13 @@ instance starts warm. Touch this when prefixes are demoted or found again in ano
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from slipstream.serving.cache.shelf import Record, Shelf
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
-from slipstream.serving.engine.prefix import LAYOUT_VERSION, Prefix, PrefixBuffer, PrefixKey
+from slipstream.serving.engine.prefix import LAYOUT_VERSION, Prefix, PrefixKey
 
 
 def user_name(user: str) -> bytes:
@@ -67,7 +67,7 @@ class Demotion:
         """Copy one layer a step, then the checksum (compute thread); yield the layers copied."""
         shape = self.prefix.buffer.shape
         memory = self._shelf.payload(self.offset, self.nbytes)
-        buffer = PrefixBuffer(shape, self.prefix.tokens, memory)
+        buffer = shape.buffer(self.prefix.tokens, memory)
         for layer in range(shape.layers):
             buffer.copy_layer(self.prefix.buffer, self.prefix.tokens, layer)
             yield layer + 1
@@ -77,10 +77,16 @@ class Demotion:
 class Expander:
     """Prefixes of one engine in shared memory within a byte budget."""
 
-    def __init__(self, engine: Engine, path: str | os.PathLike[str], budget: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        path: str | os.PathLike[str],
+        budget: int,
+        open_shelf: Callable[[str | os.PathLike[str], int, bytes], Shelf] = Shelf,
+    ) -> None:
         self.engine = engine
         identity = repr((engine.version, LAYOUT_VERSION, engine.shape, engine.hold)).encode()
-        self.shelf = Shelf(path, budget, identity)
+        self.shelf = open_shelf(path, budget, identity)
         self._holders: dict[int, int] = {}
         self._demoting: set[PrefixKey] = set()
         self._users: dict[bytes, set[tuple[bytes, int, bytes]]] = {}
@@ -95,7 +101,12 @@ class Expander:
 
     @property
     def budget(self) -> int:
-        """Bytes the shelf has for payloads."""
+        """Bytes the shelf may have for payloads."""
+        return self.shelf.limit
+
+    @property
+    def allocated(self) -> int:
+        """Bytes the shelf has for payloads now: it grows while shared memory is left."""
         return self.shelf.extents.nbytes
 
     @property
@@ -139,9 +150,10 @@ class Expander:
             return None
         offset = self.shelf.take(nbytes)
         if offset is None:
-            for record in sorted(self.shelf.records.values(), key=lambda record: record.order):
-                if self._holders.get(record.place):
-                    continue
+            free = [r for r in self.shelf.records.values() if not self._holders.get(r.place)]
+            if not self.shelf.extents.fits_after(nbytes, [(r.offset, r.nbytes) for r in free]):
+                return None
+            for record in sorted(free, key=lambda record: record.order):
                 self._remove(record)
                 if (offset := self.shelf.take(nbytes)) is not None:
                     break
@@ -186,8 +198,8 @@ class Expander:
 
     def _lease(self, record: Record, encoded: EncodedHistory) -> HostLease:
         self.shelf.touch(record)
-        buffer = PrefixBuffer(
-            self.engine.shape, record.tokens, self.shelf.payload(record.offset, record.nbytes)
+        buffer = self.engine.shape.buffer(
+            record.tokens, self.shelf.payload(record.offset, record.nbytes)
         )
         prefix = self.engine.prefix_of(encoded.part(0, record.behaviours), buffer, record.digest)
         return HostLease(self, record, prefix)

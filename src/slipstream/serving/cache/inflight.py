@@ -16,7 +16,7 @@ from typing import Any
 from slipstream.serving.cache.expander import Expander, HostLease
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache, Slot, State
 from slipstream.serving.engine.encoding import EncodedHistory
-from slipstream.serving.engine.engine import SUFFIX_ROOM, Engine
+from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.prefix import PrefixKey
 from slipstream.serving.instance.cost_model import CostModel
 
@@ -93,13 +93,13 @@ class InflightPrefixes:
                 return inflight
         return None
 
-    def start(self, request: PrefixRequest, room: int = SUFFIX_ROOM) -> InflightPrefix | Busy:
+    def start(self, request: PrefixRequest) -> InflightPrefix | Busy:
         """Reserve a slot and choose the cheapest base to fill it from."""
         if request.key in self.by_key:
             return Busy("exists")
         tokens = self.engine.cached_tokens(len(request.encoded))
         base, seconds, source = self._choose_base(request, tokens)
-        slot = self.cache.reserve(request.key, tokens + room)
+        slot = self.cache.reserve(request.key, tokens)
         if isinstance(slot, Busy):
             if base is not None:
                 base.release()

@@ -4,11 +4,12 @@
                            │                   │
                            └──abandon──▶ absent└──evicted (least recently used first)──▶ absent
 
-An entry may be evicted only when it is READY, not held and not pinned. A pin ends when
-the entry is acquired or its deadline passes. Bytes in use never exceed the budget. A FILLING entry
-cannot be read, so no request sees half a prefix. A READY entry never changes, except the room after
-it, which the compute thread uses while it ranks. All methods are called from one thread, the
-event loop's. Touch this when entries are kept or evicted in another way.
+An entry may be evicted only when it is READY, not held and not pinned. A pin ends when the entry is
+acquired or its deadline passes. It lasts no longer than `max_pin_seconds`, and pins keep no more
+than a share of the budget, whatever callers ask for. Bytes in use never exceed the budget. A
+FILLING entry cannot be read, so no request sees half a prefix. A READY entry never changes, except
+the room after it, which the compute thread uses while it ranks. All methods are called from one
+thread, the event loop's. Touch this when entries are kept or evicted in another way.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from enum import Enum
 from typing import Self
 
 from slipstream.serving.cache.arena import Arena
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.engine.prefix import KVShape, Prefix, PrefixBuffer, PrefixKey
 
 
@@ -82,12 +84,22 @@ class Lease:
 class PrefixCache:
     """Prefixes by key within a byte budget."""
 
-    def __init__(self, shape: KVShape, budget: int) -> None:
-        self.shape, self.arena = shape, Arena(budget)
+    def __init__(
+        self,
+        shape: KVShape,
+        budget: int,
+        *,
+        pin_share: float = 0.8,
+        max_pin_seconds: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
+        arena: Arena | None = None,
+    ) -> None:
+        self.shape, self.arena, self.clock = shape, arena or Arena(budget), clock
+        self.pin_share, self.max_pin_seconds = pin_share, max_pin_seconds
         self._slots: dict[PrefixKey, Slot] = {}
         self._users: dict[str, set[PrefixKey]] = {}
         self._uses = 0
-        self.evictions = self.expired_pins = 0
+        self.evictions = self.expired_pins = self.refused_pins = 0
 
     @property
     def budget(self) -> int:
@@ -124,22 +136,24 @@ class PrefixCache:
             return Busy("larger_than_cache")
         offset = self.arena.take(nbytes)
         if offset is None:
-            for slot in self._evictable_by_age():
+            evictable = self._evictable_by_age()
+            if not self.arena.fits_after(
+                nbytes, [(slot.offset, slot.nbytes) for slot in evictable]
+            ):
+                return Busy("cache_full")
+            for slot in evictable:
                 self._remove(slot)
                 self.evictions += 1
                 if (offset := self.arena.take(nbytes)) is not None:
                     break
-            else:
-                return Busy("cache_full")
-        slot = Slot(
-            key, offset, PrefixBuffer(self.shape, capacity, self.arena.view(offset, nbytes))
-        )
+            assert offset is not None
+        slot = Slot(key, offset, self.shape.buffer(capacity, self.arena.view(offset, nbytes)))
         self._slots[key] = slot
         self._users.setdefault(key.user, set()).add(key)
         return slot
 
     def publish(self, slot: Slot, prefix: Prefix, pinned_until: float | None = None) -> None:
-        """Make a FILLING entry READY; with `pinned_until`, pin it until that time."""
+        """Make a FILLING entry READY; with `pinned_until`, pin it (see `pin`)."""
         if slot.state is not State.FILLING or prefix.buffer is not slot.buffer:
             raise ValueError(
                 "only a filling slot can be published, with the prefix written into it"
@@ -150,8 +164,10 @@ class PrefixCache:
             slot.key.digest,
         ):
             raise ValueError("the prefix is not the one the slot was reserved for")
-        slot.prefix, slot.state, slot.pinned_until = prefix, State.READY, pinned_until
+        slot.prefix, slot.state = prefix, State.READY
         self._touch(slot)
+        if pinned_until is not None:
+            self.pin(slot, pinned_until)
 
     def abandon(self, slot: Slot) -> None:
         """Remove a FILLING entry."""
@@ -159,24 +175,42 @@ class PrefixCache:
             raise ValueError("only a filling slot can be abandoned")
         self._remove(slot)
 
-    def acquire(self, key: PrefixKey) -> Lease | None:
-        """Lease a READY entry and end its pin; None where there is no such entry."""
+    def acquire(self, key: PrefixKey, *, keep_pin: bool = False) -> Lease | None:
+        """Lease a READY entry and end its pin; None where there is no such entry.
+
+        `keep_pin` is for a request that is not the one the entry is pinned for.
+        """
         slot = self._slots.get(key)
         if slot is None or slot.state is not State.READY:
             return None
-        slot.pinned_until = None
+        if not keep_pin:
+            slot.pinned_until = None
         self._touch(slot)
         return Lease(slot)
 
-    def pin(self, slot: Slot, until: float) -> None:
-        """Keep a READY entry for an announced request until that time."""
+    def pin(self, slot: Slot, until: float) -> bool:
+        """Keep a READY entry for an announced request until that time, or the longest allowed.
+
+        False where pins keep their share of the budget already: then the entry may be evicted.
+        """
         if slot.state is not State.READY:
             raise ValueError("only a ready entry can be pinned")
-        slot.pinned_until = until if slot.pinned_until is None else max(until, slot.pinned_until)
         self._touch(slot)
+        others = sum(
+            other.nbytes
+            for other in self._slots.values()
+            if other is not slot and other.pinned_until is not None
+        )
+        if others + slot.nbytes > self.pin_share * self.budget:
+            self.refused_pins += 1
+            return False
+        until = min(until, self.clock.now() + self.max_pin_seconds)
+        slot.pinned_until = until if slot.pinned_until is None else max(until, slot.pinned_until)
+        return True
 
-    def expire(self, now: float) -> int:
+    def expire(self) -> int:
         """End the pins whose deadline has passed (the request never came); return their number."""
+        now = self.clock.now()
         late = [
             slot
             for slot in self._slots.values()

@@ -6,14 +6,17 @@ The file is in shared memory (/dev/shm), so its content survives a kill of the p
 written after its payload and contains a checksum of itself: opening a shelf drops incomplete
 records. A record is wiped before its bytes are used again. `identity` names what the payload means
 (model version, layout, sizes): a shelf of another identity is emptied, never read. A lock on the
-file admits one process at a time. All memory is allocated when the shelf is made: too little memory
-is an error then, not a fault in the middle of a copy. Touch this when the file's layout changes.
+file admits one process at a time. Memory is allocated before it is written, a piece at a time:
+where the system has none left, a shelf stays smaller than its limit, and nothing faults in the
+middle of a copy. Touch this when the file's layout changes.
 """
 
+import errno
 import fcntl
 import mmap
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +25,17 @@ import xxhash
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.cache.arena import Extents
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 
 _MAGIC = b"slipstream shelf 1"
 _HEADER, _RECORD = 4096, 128
 # used, order, offset, nbytes, tokens, behaviours, user, digest, payload checksum
 _FIELDS = struct.Struct("<QQQQQQ16s16sQ")
 _CHECK = struct.Struct("<Q")
+_PIECE = 1 << 20  # bytes by which a shelf grows
+_LEFT_FREE = 4 << 20  # bytes of the file system left for others
+_LOCK_SECONDS = 3.0  # for the instance before to end
+_RETRY_SECONDS = 5.0  # after the system had no memory left
 
 
 @dataclass
@@ -47,7 +55,7 @@ class Record:
 
 
 class Shelf:
-    """An open shelf. `records` are the payloads that may be read."""
+    """An open shelf of at most `payload_bytes`. `records` are the payloads that may be read."""
 
     def __init__(
         self,
@@ -55,14 +63,17 @@ class Shelf:
         payload_bytes: int,
         identity: bytes,
         max_records: int = 4096,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._clock = Path(path), clock
         self._records_at, self._payload_at = (
             _HEADER,
             _HEADER + _round(max_records * _RECORD, mmap.PAGESIZE),
         )
-        self.extents = Extents(payload_bytes)
-        size = self._payload_at + self.extents.nbytes
+        self.limit = Extents(payload_bytes).nbytes
+        self.extents = Extents(0)  # grows with what is stored
+        self._grow_again_at = 0.0
+        size = self._payload_at + self.limit
         self._file = self._locked_file(size)
         self._map = mmap.mmap(self._file, size)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -88,31 +99,54 @@ class Shelf:
             raise SlipstreamError(
                 f"shared memory {self.path} cannot be opened: {error.strerror}"
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(file)
-            raise SlipstreamError(
-                f"shared memory {self.path} is in use by another instance; give each instance its "
-                "own"
-            ) from error
+        end = self._clock.now() + _LOCK_SECONDS
+        while not _lock(file):
+            if self._clock.now() > end:
+                os.close(file)
+                raise SlipstreamError(
+                    f"shared memory {self.path} is in use by another instance; give each instance "
+                    "its own"
+                )
+            threading.Event().wait(0.02)
         if os.fstat(file).st_size == size:
             return file
         try:
+            os.ftruncate(file, 0)  # what was there has another layout
             os.ftruncate(file, size)
-            os.posix_fallocate(file, 0, size)
+            os.posix_fallocate(file, 0, self._payload_at)
         except OSError as error:
             os.ftruncate(file, 0)
             os.close(file)
-            wanted = f"{size / 2**20:.0f} MiB"
             raise SlipstreamError(
-                f"shared memory {self.path} has no room for {wanted} ({error.strerror}); enlarge it"
+                f"shared memory {self.path} has no room ({error.strerror}); enlarge it"
             ) from error
         return file
 
     def take(self, nbytes: int) -> int | None:
         """Take room for a payload; None where no bytes or no record are free."""
-        return self.extents.take(nbytes) if self._free_places else None
+        if not self._free_places:
+            return None
+        offset = self.extents.take(nbytes)
+        if offset is None and self._grow(nbytes):
+            offset = self.extents.take(nbytes)
+        return offset
+
+    def _grow(self, nbytes: int) -> bool:
+        """Allocate more memory for a payload; False at the limit, or where the system has none."""
+        begin, wanted = self.extents.nbytes, _round(Extents.rounded(nbytes), _PIECE)
+        wanted = min(wanted, self.limit - begin)
+        if wanted < Extents.rounded(nbytes) or self._clock.now() < self._grow_again_at:
+            return False
+        try:
+            system = os.fstatvfs(self._file)
+            if system.f_bavail * system.f_frsize < wanted + _LEFT_FREE:
+                raise OSError(errno.ENOSPC, "no room")
+            os.posix_fallocate(self._file, self._payload_at + begin, wanted)
+        except OSError:
+            self._grow_again_at = self._clock.now() + _RETRY_SECONDS
+            return False
+        self.extents.grow(wanted)
+        return True
 
     def give(self, offset: int, nbytes: int) -> None:
         """Return room that was taken but never recorded."""
@@ -194,6 +228,14 @@ class Shelf:
 
     def _recover(self) -> None:
         """Read the records of an earlier process; drop the incomplete ones."""
+        self.extents.grow(self.limit)
+        self._read_records()
+        ends = [r.offset + Extents.rounded(r.nbytes) for r in self.records.values()]
+        self.extents = Extents(max(ends, default=0))  # the rest may not be allocated
+        for record in self.records.values():
+            self.extents.take_at(record.offset, record.nbytes)
+
+    def _read_records(self) -> None:
         for place in range(self.max_records):
             at = self._records_at + place * _RECORD
             fields = self._map[at : at + _FIELDS.size]
@@ -223,3 +265,11 @@ class Shelf:
 
 def _round(size: int, to: int) -> int:
     return (size + to - 1) // to * to
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

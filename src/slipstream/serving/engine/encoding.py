@@ -21,6 +21,7 @@ from slipstream.serving.request_errors import BadRequest
 
 _MAX_TIME = 1 << 62  # attention refuses times beyond this
 _MAX_VALUES = 1000  # of one user feature
+_MOST_RECENT = 512  # stored histories whose encoding is kept
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,23 @@ class EncodedHistory:
     timestamps_T: torch.Tensor  # int64
     labels_TA: torch.Tensor  # float32, a column per ranking task; no columns for retrieval
     user_features: UserCodes = field(default_factory=dict)
+    context: Mapping[str, torch.Tensor] = field(default_factory=dict)  # int64 codes [T], by column
+    _digests: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return self.rows_T.numel()
 
     def part(self, begin: int, end: int | None = None) -> "EncodedHistory":
         """Return behaviours `begin` to `end`, counted from the first one here."""
+        if not begin and (end is None or end >= len(self)):
+            return self
         cut = slice(begin, end)
         return EncodedHistory(
-            self.rows_T[cut], self.timestamps_T[cut], self.labels_TA[cut], self.user_features
+            self.rows_T[cut],
+            self.timestamps_T[cut],
+            self.labels_TA[cut],
+            self.user_features,
+            {name: codes_T[cut] for name, codes_T in self.context.items()},
         )
 
     def then(self, later: "EncodedHistory") -> "EncodedHistory":
@@ -51,20 +60,28 @@ class EncodedHistory:
             torch.cat([self.timestamps_T, later.timestamps_T]),
             torch.cat([self.labels_TA, later.labels_TA]),
             self.user_features if len(self) else later.user_features,
+            {name: torch.cat([each, later.context[name]]) for name, each in self.context.items()},
         )
 
     def digest(self, count: int | None = None) -> bytes:
-        """Return 16 bytes that stand for the first `count` behaviours and the user's features.
+        """Return 16 bytes for the first `count` behaviours, their context and the user's features.
 
-        Equal digests mean equal prefixes.
+        Equal digests mean equal prefixes. Each is computed once.
         """
-        whole = self if count is None else self.part(0, count)
+        count = len(self) if count is None else count
+        if count not in self._digests:
+            self._digests[count] = self._digest(count)
+        return self._digests[count]
+
+    def _digest(self, count: int) -> bytes:
+        whole = self.part(0, count)
         features: list[int] = []
         for _, code in sorted(self.user_features.items()):  # several values: after their number
             features += [code] if isinstance(code, int) else [-len(code), *code]
         codes = np.array([len(self.user_features), *features], dtype=np.int64)
         digest = hashlib.blake2b(codes.tobytes(), digest_size=16)
-        for column in (whole.rows_T, whole.timestamps_T, whole.labels_TA):
+        context = [codes_T for _, codes_T in sorted(whole.context.items())]
+        for column in (whole.rows_T, whole.timestamps_T, whole.labels_TA, *context):
             digest.update(
                 np.ascontiguousarray(column.numpy()).view(np.uint8).data if column.numel() else b"-"
             )
@@ -138,10 +155,17 @@ def user_features_of(bundle: Bundle) -> dict[str, UserFeature]:
     }
 
 
+def context_codes_of(bundle: Bundle) -> dict[str, dict[str, int]]:
+    """Return the code of every label of the context columns a bundle reads."""
+    labels = bundle.description.get("context_labels", {})
+    return {name: {text: code for code, text in enumerate(each)} for name, each in labels.items()}
+
+
 class HistoryEncoder:
     """Encodes histories for one bundle: its catalogue, its tasks' columns, its user features.
 
-    Where the log had no times (`timed` is off), every time is 0.
+    `context` has the codes of labels by context column; a label that is not there is unknown. Where
+    the log had no times (`timed` is off), every time is 0.
     """
 
     def __init__(
@@ -149,20 +173,38 @@ class HistoryEncoder:
         ids: ItemIds,
         tasks: Mapping[str, Mapping[str, Any]],
         user_features: Mapping[str, UserFeature],
+        context: Mapping[str, Mapping[str, int]] | None = None,
         *,
         timed: bool = True,
     ) -> None:
-        self.ids, self.timed = ids, timed
+        self.ids, self.timed, self.context = ids, timed, dict(context or {})
         self._user = dict(user_features)
+        self._recent: dict[tuple[object, int, int], EncodedHistory] = {}
         self.features = tuple(self._user)
         self.tasks = {
             name: (str(task["column"]), float(task["threshold"])) for name, task in tasks.items()
         }
 
     def encode(self, given: History | None) -> EncodedHistory:
-        """Check a history and look up its rows; a `BadRequest` names what to send."""
+        """Check a history and look up its rows; a `BadRequest` names what to send.
+
+        A stored history is encoded once, while it stays the same.
+        """
         if given is None:
             given = History([], [])
+        if given.source is None or given.user_features:
+            return self._encode(given)
+        key = (given.source, given.first, len(given))
+        encoded = self._recent.pop(key, None)
+        if encoded is None:
+            encoded = self._encode(given)
+            self.ids.note_seen(given)
+        self._recent[key] = encoded
+        if len(self._recent) > _MOST_RECENT:
+            self._recent.pop(next(iter(self._recent)))
+        return encoded
+
+    def _encode(self, given: History) -> EncodedHistory:
         rows_T = self.ids.rows(given.items)
         times_T = whole_numbers("timestamps", given.timestamps)
         if times_T.size != rows_T.numel():
@@ -178,7 +220,36 @@ class HistoryEncoder:
             torch.from_numpy(times_T),
             self._labels_TA(given, rows_T.numel()),
             self._user_features(given),
+            self._context(given, rows_T.numel()),
         )
+
+    def encode_request(self, context: Mapping[str, str | None] | None) -> dict[str, int]:
+        """Return the codes of a request's own context, which its candidates have."""
+        given = context or {}
+        self._check_context(given)
+        return {name: codes.get(given.get(name) or "", 0) for name, codes in self.context.items()}
+
+    def _check_context(self, given: Mapping[str, Any]) -> None:
+        for name in given:
+            if name not in self.context:
+                known = f"it reads {', '.join(self.context)}" if self.context else "leave it out"
+                raise BadRequest(f"this bundle reads no context '{name:.80}'; {known}")
+
+    def _context(self, given: History, count: int) -> dict[str, torch.Tensor]:
+        """Return the codes of each behaviour; columns that the bundle does not read are left."""
+        found = {}
+        for name, codes in self.context.items():
+            labels = (given.context or {}).get(name)
+            if labels is None:
+                found[name] = torch.zeros(count, dtype=torch.int64)
+                continue
+            if len(labels) != count:
+                raise BadRequest(
+                    f"{count} items but {len(labels)} labels of context '{name}'; send one label "
+                    "per item"
+                )
+            found[name] = torch.tensor([codes.get(each, 0) for each in labels], dtype=torch.int64)
+        return found
 
     def _labels_TA(self, given: History, count: int) -> torch.Tensor:
         if not self.tasks:

@@ -5,7 +5,7 @@ catalogue of numbers also takes their decimal text, one of text also takes whole
 bundle does not know is never replaced by another item.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ import pyarrow as pa
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.history.user_history import History
+from slipstream.serving.engine.item_columns import ItemColumn
+from slipstream.serving.engine.title_search import TitleSearch
 from slipstream.serving.id_arrays import as_numbers, as_text, id_array
 from slipstream.serving.id_arrays import whole_numbers as whole_numbers
 from slipstream.serving.request_errors import BadRequest
 
 _FEATURE = "feature:"
+_MOST_SEEN = 512  # stored histories remembered as known
 
 
 class ItemIds:
@@ -29,15 +33,16 @@ class ItemIds:
 
     def __init__(self, path: Path) -> None:
         try:
-            with pa.memory_map(str(path), "r") as source:
-                batch = pa.ipc.open_file(source).get_batch(0)
+            # Never closed: ids, titles and features stay in the file and are read from there.
+            batch = pa.ipc.open_file(pa.memory_map(str(path), "r")).get_batch(0)
             column = batch.column("id")
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise SlipstreamError(
                 f"the item vocabulary {path} cannot be read ({error}); export the bundle again"
             ) from error
+        self._seen: dict[tuple[object, int, int], None] = {}
         self.numeric = pa.types.is_integer(column.type)
-        self.ids_N = column.to_numpy(zero_copy_only=False).copy()
+        self.ids_N = column.to_numpy(zero_copy_only=self.numeric)
         self._order_N = None  # the rows by ascending id, where that is another order
         if self.numeric and (self.ids_N[1:] < self.ids_N[:-1]).any():
             self._order_N = np.argsort(self.ids_N, kind="stable")
@@ -46,6 +51,8 @@ class ItemIds:
             None if self.numeric else {name: row for row, name in enumerate(self.ids_N.tolist())}
         )
         self._columns = {name: batch.column(name) for name in batch.schema.names if name != "id"}
+        self._read: dict[str, ItemColumn] = {}  # features that were asked for
+        self._search = TitleSearch(self.ids_N, self._columns.get("title"))
 
     def __len__(self) -> int:
         return int(self.ids_N.size)
@@ -74,6 +81,17 @@ class ItemIds:
             )
         return torch.from_numpy(rows_T)
 
+    def has_seen(self, history: History) -> bool:
+        """Whether these very stored behaviours were looked up before, and all were known."""
+        return (history.source, history.first, len(history)) in self._seen
+
+    def note_seen(self, history: History) -> None:
+        """Note that all items of a stored history are known; the latest ones are remembered."""
+        if history.source is not None:
+            self._seen[history.source, history.first, len(history)] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.pop(next(iter(self._seen)))
+
     def contains(self, items: Any) -> np.ndarray:
         """Return which of these ids the catalogue holds."""
         return self.find(items) >= 0
@@ -98,10 +116,19 @@ class ItemIds:
 
     def titles(self, items: Any) -> list[str | None]:
         """Return the title of every item, None where it has none."""
-        if "title" not in self._columns:
+        if not self.titled:
             return [None] * len(items)
         titles: list[str | None] = self._take("title", items).to_pylist()
         return titles
+
+    @property
+    def titled(self) -> bool:
+        """Whether the catalogue has titles."""
+        return "title" in self._columns
+
+    def search(self, query: str, count: int) -> list[int | str]:
+        """Return the ids of items whose title or id a person may mean, the best first."""
+        return self.originals(self._search.find(query, count))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -111,11 +138,21 @@ class ItemIds:
 
     def shown(self, names: Sequence[str], items: Any) -> dict[str, list[Any]]:
         """Return features of items: a label, a list of labels or a number, None where unknown."""
+        self.check_features(names)
+        return {name: _values(self._take(_FEATURE + name, items)) for name in names}
+
+    def check_features(self, names: Iterable[str]) -> None:
+        """Refuse names that are no item features; the error lists those that are."""
         for name in names:
             if name not in self.features:
                 known = ", ".join(self.features) or "none"
-                raise BadRequest(f"'{name}' is no item feature of this bundle (known: {known})")
-        return {name: _values(self._take(_FEATURE + name, items)) for name in names}
+                raise BadRequest(f"'{name:.80}' is no item feature of this bundle (known: {known})")
+
+    def column(self, name: str) -> ItemColumn:
+        """Return a feature of all items, read once."""
+        if name not in self._read:
+            self._read[name] = ItemColumn.of(self._columns[_FEATURE + name])
+        return self._read[name]
 
     def _take(self, name: str, items: Any) -> pa.Array:
         """Return a column's values of items, null for an item the catalogue lacks."""

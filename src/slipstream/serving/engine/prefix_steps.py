@@ -1,77 +1,186 @@
-"""One sequence through the layers in steps, with keys and values written where they stay.
+"""A stream of tokens through the layers, behind what is cached, in one call or a layer a step.
 
-A step is one chunk of tokens through one layer. Between two steps the caller may do something more
-urgent, which is how a ranking request overtakes a long pre-inference. Keys and values go straight
-into a `PrefixBuffer` behind those already there: nothing is copied, and what lies before is read in
-place. Touch this when a layer gets another step, or the buffer another layout.
+Between two steps the caller may do something more urgent, which is how a ranking request overtakes
+a long pre-inference. What is cached is read where it is stored and never changed. The keys and
+values of the stream itself go to a buffer (a prefill), to a `Suffix` (candidates in tiles read
+them again), or nowhere. Where the layers cannot be compiled they run one by one by their own
+`forward`. Touch this when a pass reads or keeps something else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from slipstream.models.backbone import KV, Layer, View
+from slipstream.models.backbone import KV, Layer, View, make_view, pass_tokens
 from slipstream.models.head import SequenceModel
+from slipstream.models.jagged import offsets_from_lengths, trailing_tokens
 from slipstream.models.stream import Stream
-from slipstream.serving.engine.prefix import PrefixBuffer
+from slipstream.ops.layer_pass import CompiledLayers, LayerRows
+from slipstream.serving.engine.prefix import CachedTokens, PrefixBuffer
 
 
-class InPlaceView(View):
-    """A view whose past has room behind it: new rows are written there, not copied together."""
+class Suffix:
+    """The tokens behind the cached ones of one sequence that later passes read again."""
 
-    def join(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write `new` behind `past` and return both as one longer view of the same memory."""
-        before, rows = past.shape[0], past.shape[0] + new.shape[0]
-        joined = past.as_strided((rows, *past.shape[1:]), past.stride(), past.storage_offset())
-        joined[before:] = new
-        return joined
+    def __init__(self, model: SequenceModel, capacity: int) -> None:
+        self.tokens, self.capacity = 0, capacity
+        self.times_S = torch.empty(capacity, dtype=torch.int64)
+        self.rows = [model.backbone.new_rows(capacity) for _ in model.backbone.layers]
+
+    def layer(self, index: int) -> KV:
+        """Return a layer's tokens as the model's own type."""
+        rows, kept = self.rows[index], self.tokens
+        offsets_B1 = torch.tensor([0, kept])
+        return KV(rows.k_SHK[:kept], rows.v_SHV[:kept], self.times_S[:kept], offsets_B1)
 
 
-def in_place_view(stream: Stream, buffer: PrefixBuffer, tokens: int) -> InPlaceView:
-    """Return the view of one sequence behind a buffer's first `tokens`, and write its times."""
-    layout = stream.layout
-    new = layout.timestamps_T.numel()
-    if tokens + new > buffer.capacity:
-        raise ValueError(f"{tokens} + {new} tokens do not fit a buffer of {buffer.capacity}")
-    buffer.times_S[tokens : tokens + new] = layout.timestamps_T
-    return InPlaceView(
-        q_offsets_B1=layout.offsets_B1,
-        k_offsets_B1=torch.tensor([0, tokens + new]),
-        query_timestamps_T=layout.query_timestamps_T,
-        key_timestamps_S=buffer.times_S[: tokens + new],
-        token_ids_T=layout.token_ids_T,
-        num_candidates_B=layout.num_candidates_B,
-        dropout_seed=None,
-        join_S=None,
+class StreamPass:
+    """A stream on its way through the layers, behind the cached tokens of each of its sequences."""
+
+    def __init__(
+        self,
+        model: SequenceModel,
+        stream: Stream,
+        pasts: Sequence[CachedTokens] = (),
+        *,
+        wanted: Sequence[int] | None = None,
+        suffix: Suffix | None = None,
+        target: PrefixBuffer | None = None,
+    ) -> None:
+        """`pasts` has one entry for every sequence, or none.
+
+        `wanted` is how many last tokens of each sequence the head reads, all unless given: the last
+        layer computes no others. With `target` the stream's keys and values are stored there,
+        behind the past, and no token is wanted. With `suffix` they are kept behind what it holds,
+        where this pass and later ones read them. Both are for one sequence.
+        """
+        self.model, self.stream, self._pasts = model, stream, pasts
+        self._suffix, self._target = suffix, target
+        self._wanted = [0] if target is not None else wanted
+        self._kept = 0 if suffix is None else suffix.tokens
+        self._new = stream.layout.timestamps_T.numel()
+        before = [past.tokens + self._kept for past in pasts] or [self._kept] * bool(self._kept)
+        if suffix is not None:
+            self._write_times(suffix, self._kept)
+        if target is not None:
+            self._write_times(target, self._first)
+        self.x_TD = model.backbone.enter(
+            stream.x_SD, stream.layout, torch.tensor(before) if before else None
+        )
+        self._compiled = model.backbone.compiled(self.x_TD)
+        self._view: View | None = None
+
+    @property
+    def _first(self) -> int:
+        """The place of the stream's first token in the target."""
+        return self._pasts[0].tokens if self._pasts else 0
+
+    def _write_times(self, memory: Suffix | PrefixBuffer, at: int) -> None:
+        if at + self._new > memory.capacity:
+            raise ValueError(f"{at} + {self._new} tokens do not fit a buffer of {memory.capacity}")
+        memory.times_S[at : at + self._new] = self.stream.layout.timestamps_T
+
+    def run(self, layers: range) -> torch.Tensor:
+        """Run some layers, the next in order, and return the tokens after them.
+
+        After the last layer they are the wanted ones, as the head reads them.
+        """
+        last = layers.stop == len(self.model.backbone.layers)
+        if self._compiled is not None:
+            self.x_TD = self._run_compiled(self._compiled, layers, last)
+        else:
+            for index in layers:
+                self.x_TD = self._run_plain(index, last and index == layers.stop - 1)
+        return self.model.backbone.leave(self.x_TD) if last else self.x_TD
+
+    def _run_compiled(self, compiled: CompiledLayers, layers: range, last: bool) -> torch.Tensor:
+        layout = self.stream.layout
+        pasts = [past.buffer.stored(past.tokens) for past in self._pasts]
+        tokens = pass_tokens(layout, pasts or None)
+        if self._suffix is not None:
+            end = self._kept + self._new
+            tokens = replace(
+                tokens,
+                k_timestamps_S=self._suffix.times_S[:end],
+                k_offsets_B1=torch.tensor([0, end]),
+            )
+        return compiled.run(
+            self.x_TD,
+            tokens,
+            layers=layers,
+            rows=self._rows(layers),
+            precision=self.model.backbone.kv_precision,
+            wanted=self._wanted if last else None,
+        )
+
+    def _rows(self, layers: range) -> list[LayerRows] | None:
+        """Return the memory of the layers' keys and values; None: scratch."""
+        if self._suffix is not None:
+            return [self._suffix.rows[index] for index in layers]
+        if self._target is None:
+            return None
+        buffer, at = self._target, self._first
+        if buffer.shape.precision == "fp32":
+            span = slice(at, at + self._new)
+            return [
+                LayerRows(buffer.layers[index][0][span], buffer.layers[index][1][span])
+                for index in layers
+            ]
+        rows = self.model.backbone.new_rows(self._new)
+        return [replace(rows, kept=buffer.addresses(index, at)) for index in layers]
+
+    def _run_plain(self, index: int, last: bool) -> torch.Tensor:
+        """Run one layer by its own `forward`, behind a copy of what is cached."""
+        backbone, layout = self.model.backbone, self.stream.layout
+        past = self._plain_past(index)
+        if self._view is None:
+            view = make_view(layout, None if past is None else [past])
+            self._view = replace(view, kv_precision=backbone.kv_precision)
+        layer = backbone.layers[index]
+        assert isinstance(layer, Layer)
+        x_TD = self.x_TD
+        if last and self._target is not None:
+            k_SHK, v_SHV = layer.keys_values(x_TD, self._view, past)
+        else:
+            x_TD, (k_SHK, v_SHV) = layer(x_TD, self._view, past)
+        if last and self._wanted is not None:
+            keep_B = torch.tensor(self._wanted)
+            x_TD = x_TD[trailing_tokens(layout.offsets_B1, keep_B)]
+        k_THK, v_THV = k_SHK[k_SHK.shape[0] - self._new :], v_SHV[v_SHV.shape[0] - self._new :]
+        if self._target is not None:
+            self._target.write(index, self._first, k_THK, v_THV)
+        if self._suffix is not None:
+            rows, span = self._suffix.rows[index], slice(self._kept, self._kept + self._new)
+            rows.k_SHK[span], rows.v_SHV[span] = k_THK, v_THV
+        return x_TD
+
+    def _plain_past(self, index: int) -> KV | None:
+        """Return what comes before the stream in one layer, sequence by sequence."""
+        parts = [past.buffer.layer(index, past.tokens) for past in self._pasts]
+        if self._kept and self._suffix is not None:
+            parts = [_joined([*parts, self._suffix.layer(index)], one=True)]
+        return _joined(parts, one=False) if parts else None
+
+
+def _joined(parts: Sequence[KV], *, one: bool) -> KV:
+    """Return keys and values end to end: of one sequence, or of a sequence each."""
+    lengths = [part.timestamps_S.numel() for part in parts]
+    lengths_B = torch.tensor([sum(lengths)] if one else lengths)
+    return KV(
+        torch.cat([part.k_SHK for part in parts]),
+        torch.cat([part.v_SHV for part in parts]),
+        torch.cat([part.timestamps_S for part in parts]),
+        offsets_from_lengths(lengths_B),
     )
 
 
-def layer_steps(
-    model: SequenceModel, stream: Stream, buffer: PrefixBuffer, tokens: int, *, fill: bool = False
-) -> Iterator[torch.Tensor]:
-    """Run one sequence's stream behind the buffer's first `tokens`; yield it after every layer.
-
-    The last yield is what the head reads. With `fill` only the buffer is needed: the last layer
-    leaves keys and values and attends to nothing, which saves half the attention of two layers.
-    Each step is computed when the caller asks for it.
-    """
-    view = in_place_view(stream, buffer, tokens)
-    x_TD = model.backbone.enter(stream.x_SD, view)
-    last = len(model.backbone.layers) - 1
-    for index, layer in enumerate(model.backbone.layers):
-        past: KV = buffer.layer(index, tokens)
-        assert isinstance(layer, Layer)
-        if fill and index == last:
-            layer.keys_values(x_TD, view, past)
-            yield x_TD
-            return
-        x_TD, _ = layer(x_TD, view, past)
-        yield model.backbone.leave(x_TD) if index == last else x_TD
+def layer_steps(stream_pass: StreamPass) -> Iterator[torch.Tensor]:
+    """Run all layers, one a step; yield the tokens after each, computed when asked for."""
+    for index in range(len(stream_pass.model.backbone.layers)):
+        yield stream_pass.run(range(index, index + 1))
 
 
-def run_layers(
-    model: SequenceModel, stream: Stream, buffer: PrefixBuffer, tokens: int
-) -> torch.Tensor:
-    """Run all layers and return the hidden rows of the stream's behaviours."""
-    *_, hidden_SD = layer_steps(model, stream, buffer, tokens)
-    return stream.behaviours(hidden_SD)
+def run_layers(stream_pass: StreamPass) -> torch.Tensor:
+    """Run all layers at once and return the wanted tokens as the head reads them."""
+    return stream_pass.run(range(len(stream_pass.model.backbone.layers)))

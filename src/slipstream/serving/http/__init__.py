@@ -2,7 +2,8 @@
 
     endpoints.py, messages.py, limits.py  the interface as data
     http_app.py                           what every app does with a request
-    instance_service.py, instance_app.py, instance_process.py  an instance behind HTTP
+    instance_service.py, user_endpoints.py, instance_lifecycle.py  what an instance answers
+    instance_app.py, instance_process.py  an instance behind HTTP
     router_app.py, router_process.py      the router behind HTTP
     process.py                            sockets, signals, orderly ends
     client.py                             the endpoints as Python methods

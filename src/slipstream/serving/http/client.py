@@ -19,7 +19,9 @@ import msgspec
 from yarl import URL
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.http import explore_messages as em
 from slipstream.serving.http import messages as m
+from slipstream.serving.http import version_messages as vm
 from slipstream.serving.http.endpoints import DEADLINE_HEADER, KEY_HEADER
 
 Message = TypeVar("Message")
@@ -112,17 +114,84 @@ class AsyncClient:
         """Read what is stored of a user, at most `limit` behaviours."""
         return await self._ask("GET", f"{_user_path(user)}?limit={limit}", b"", m.UserAnswer)
 
+    async def export(self, user: str) -> m.UserAnswer:
+        """Read everything that is stored of a user."""
+        return await self._ask("GET", f"/v1/export/{quote(user, safe='')}", b"", m.UserAnswer)
+
     async def delete(self, user: str) -> m.DeleteAnswer:
         """Delete what is stored of a user."""
         return await self._ask("DELETE", _user_path(user), b"", m.DeleteAnswer)
+
+    async def users(self, limit: int = 20, after: str | None = None) -> em.UsersAnswer:
+        """List users of the history store, those after `after`."""
+        more = "" if after is None else f"&after={quote(after, safe='')}"
+        return await self._ask("GET", f"/v1/users?limit={limit}{more}", b"", em.UsersAnswer)
+
+    async def model(self) -> em.ModelAnswer:
+        """Say what is served."""
+        return await self._ask("GET", "/v1/model", b"", em.ModelAnswer)
+
+    async def items(self, items: Sequence[m.Identity], show: Sequence[str] = ()) -> em.ItemsAnswer:
+        """Look items up by id: titles and features."""
+        return await self._post(
+            "/v1/items", em.ItemsRequest(list(items), list(show)), em.ItemsAnswer
+        )
+
+    async def search(self, query: str, count: int = 20, **more: Any) -> em.ItemsAnswer:
+        """Find items by title or id."""
+        return await self._post(
+            "/v1/search", em.SearchRequest(query, count, **more), em.ItemsAnswer
+        )
+
+    async def neighbours(self, item: m.Identity, count: int = 10, **more: Any) -> em.ItemsAnswer:
+        """Find the items whose vectors are nearest."""
+        return await self._post(
+            "/v1/neighbours", em.NeighboursRequest(item, count, **more), em.ItemsAnswer
+        )
+
+    async def explain(self, user: str, item: m.Identity, **more: Any) -> em.ExplainAnswer:
+        """Measure what each behaviour adds to the score of an item."""
+        return await self._post(
+            "/v1/explain", em.ExplainRequest(user, item, **more), em.ExplainAnswer
+        )
 
     async def drain(self, instance: str | None = None) -> m.DrainAnswer:
         """Drain an instance, or the router itself."""
         return await self._post("/admin/drain", m.DrainRequest(instance), m.DrainAnswer)
 
-    async def reload(self, version: str | None = None) -> m.ReloadAnswer:
+    async def undrain(self, instance: str | None = None) -> m.UndrainAnswer:
+        """Take a drained instance, or the router itself, back into service."""
+        return await self._post("/admin/undrain", m.DrainRequest(instance), m.UndrainAnswer)
+
+    async def fleet(self) -> em.FleetAnswer:
+        """Tell the state of every instance behind a router."""
+        return await self._ask("GET", "/v1/fleet", b"", em.FleetAnswer)
+
+    async def kill(self, instance: str) -> em.KillAnswer:
+        """Kill an instance as a crash would, where the server permits it."""
+        return await self._post("/admin/kill", em.KillRequest(instance), em.KillAnswer)
+
+    async def traffic(
+        self, share: float | None = None, shadow: float | None = None
+    ) -> m.ReloadAnswer:
+        """Change the candidate's shares; a share of 1 makes it the stable version."""
+        return await self._post("/admin/traffic", vm.TrafficRequest(share, shadow), m.ReloadAnswer)
+
+    async def rollback(self) -> m.ReloadAnswer:
+        """Drop the candidate; without one, serve the version before."""
+        return await self._post("/admin/rollback", vm.RollbackRequest(), m.ReloadAnswer)
+
+    async def versions(self) -> vm.VersionsAnswer:
+        """Show what every instance serves."""
+        return await self._ask("GET", "/admin/versions", b"", vm.VersionsAnswer)
+
+    async def reload(
+        self, version: str | None = None, share: float = 1.0, shadow: float = 0.0
+    ) -> m.ReloadAnswer:
         """Let every instance open its bundle again."""
-        return await self._post("/admin/reload", m.ReloadRequest(version), m.ReloadAnswer)
+        return await self._post(
+            "/admin/reload", m.ReloadRequest(version, share, shadow), m.ReloadAnswer
+        )
 
     async def metrics(self) -> str:
         """The metrics in Prometheus' text format."""
@@ -206,17 +275,71 @@ class Client:
         """Read what is stored of a user, at most `limit` behaviours."""
         return self._run(self._client.user(user, limit))
 
+    def export(self, user: str) -> m.UserAnswer:
+        """Read everything that is stored of a user."""
+        return self._run(self._client.export(user))
+
     def delete(self, user: str) -> m.DeleteAnswer:
         """Delete what is stored of a user."""
         return self._run(self._client.delete(user))
+
+    def users(self, limit: int = 20, after: str | None = None) -> em.UsersAnswer:
+        """List users of the history store, those after `after`."""
+        return self._run(self._client.users(limit, after))
+
+    def model(self) -> em.ModelAnswer:
+        """Say what is served."""
+        return self._run(self._client.model())
+
+    def items(self, items: Sequence[m.Identity], show: Sequence[str] = ()) -> em.ItemsAnswer:
+        """Look items up by id: titles and features."""
+        return self._run(self._client.items(items, show))
+
+    def search(self, query: str, count: int = 20, **more: Any) -> em.ItemsAnswer:
+        """Find items by title or id."""
+        return self._run(self._client.search(query, count, **more))
+
+    def neighbours(self, item: m.Identity, count: int = 10, **more: Any) -> em.ItemsAnswer:
+        """Find the items whose vectors are nearest."""
+        return self._run(self._client.neighbours(item, count, **more))
+
+    def explain(self, user: str, item: m.Identity, **more: Any) -> em.ExplainAnswer:
+        """Measure what each behaviour adds to the score of an item."""
+        return self._run(self._client.explain(user, item, **more))
 
     def drain(self, instance: str | None = None) -> m.DrainAnswer:
         """Drain an instance, or the router itself."""
         return self._run(self._client.drain(instance))
 
-    def reload(self, version: str | None = None) -> m.ReloadAnswer:
+    def undrain(self, instance: str | None = None) -> m.UndrainAnswer:
+        """Take a drained instance, or the router itself, back into service."""
+        return self._run(self._client.undrain(instance))
+
+    def fleet(self) -> em.FleetAnswer:
+        """Tell the state of every instance behind a router."""
+        return self._run(self._client.fleet())
+
+    def kill(self, instance: str) -> em.KillAnswer:
+        """Kill an instance as a crash would, where the server permits it."""
+        return self._run(self._client.kill(instance))
+
+    def traffic(self, share: float | None = None, shadow: float | None = None) -> m.ReloadAnswer:
+        """Change the candidate's shares; a share of 1 makes it the stable version."""
+        return self._run(self._client.traffic(share, shadow))
+
+    def rollback(self) -> m.ReloadAnswer:
+        """Drop the candidate; without one, serve the version before."""
+        return self._run(self._client.rollback())
+
+    def versions(self) -> vm.VersionsAnswer:
+        """Show what every instance serves."""
+        return self._run(self._client.versions())
+
+    def reload(
+        self, version: str | None = None, share: float = 1.0, shadow: float = 0.0
+    ) -> m.ReloadAnswer:
         """Let every instance open its bundle again."""
-        return self._run(self._client.reload(version))
+        return self._run(self._client.reload(version, share, shadow))
 
     def metrics(self) -> str:
         """The metrics in Prometheus' text format."""

@@ -1,47 +1,72 @@
-"""What the apps of instance and router share: API keys, rates, sizes, deadlines, refusals as JSON.
+"""What the apps of instance and router share: sizes, deadlines, metrics, refusals as JSON.
 
-Touch this when every endpoint of both changes; one endpoint is in endpoints.py.
+Touch this when every endpoint of both changes; one endpoint is in endpoints.py, who may call is
+decided in gate.py.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import prometheus_client as prometheus
-from prometheus_client.core import GaugeMetricFamily
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
 from slipstream.history.history_store import AppendError, HistoryStoreError
 from slipstream.serving.http import messages
+from slipstream.serving.http.docs_page import PAGE_POLICY, docs_page
 from slipstream.serving.http.endpoints import (
     DEADLINE_HEADER,
     ENDPOINTS,
-    KEY_HEADER,
+    HTML,
     Endpoint,
     Role,
     no_body,
     openapi,
 )
-from slipstream.serving.http.limits import Keys, Limits, RateLimit
+from slipstream.serving.http.gone_client import GONE_STATUS, ClientGoneError, GoneClient
+from slipstream.serving.http.limits import Limits
+from slipstream.serving.http.observed_request import (
+    HIT_HEADER,
+    ID_HEADER,
+    REASON_HEADER,
+    TIMING_HEADER,
+    observer,
+)
+from slipstream.serving.http.request_metrics import RequestMetrics as RequestMetrics
+from slipstream.serving.instance.request_stages import recorded_stages
+from slipstream.serving.logs import Occasionally
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
-from slipstream.serving.router.ticket import TicketError
+from slipstream.serving.tenants import inner_user
 
 log = logging.getLogger("slipstream.serving")
+_store_lines = Occasionally(5.0)  # of the log, while a store is away
+MEDIA = {str: "text/plain; version=0.0.4", HTML: "text/html"}  # of answers that are no JSON
 _encode = msgspec.json.Encoder().encode
-_OPEN_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
-_KEY, _DEADLINE = KEY_HEADER.encode(), DEADLINE_HEADER.encode()
+_DEADLINE = DEADLINE_HEADER.encode()
+CALLER = "slipstream.caller"  # of an ASGI scope: a `Caller`
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request: its slot in the rates, its own rate, its tenant."""
+
+    slot: int | str
+    rate: float | None
+    tenant: str | None
+
+
+NOBODY = Caller("", None, None)
 
 
 class HttpProblem(Exception):
@@ -54,17 +79,16 @@ class HttpProblem(Exception):
         self.status, self.code, self.detail, self.retry_after = status, code, detail, retry_after
 
 
-def problem_of(error: Exception) -> HttpProblem:
-    """Return the refusal for an exception; an unexpected one is logged, and not shown."""
+def problem_of(error: Exception, detailed: bool = False) -> HttpProblem:
+    """Return the refusal for an exception; an unexpected one is logged, and not shown.
+
+    A fault of the server's own files is shown in detail to operators only.
+    """
     match error:
         case HttpProblem():
             return error
         case msgspec.DecodeError() | UnicodeDecodeError() | BadRequest():
             return HttpProblem(400, "bad_request", str(error))
-        case TicketError():
-            return HttpProblem(
-                410 if error.code == "ticket_expired" else 403, error.code, error.detail
-            )
         case AppendError():
             return HttpProblem(409, "conflict", str(error))
         case OverloadError():
@@ -81,8 +105,14 @@ def problem_of(error: Exception) -> HttpProblem:
                 "deadline_passed",
                 str(error) or "the deadline passed before the answer was ready",
             )
+        case ClientGoneError():
+            return HttpProblem(GONE_STATUS, "client_gone", "the client has gone")
         case HistoryStoreError():
-            log.error("the history store failed: %s", error)
+            held = _store_lines.passes()
+            if held is not None:
+                log.error("the history store failed: %s", error, extra={
+                    "fields": {"held_back": held} if held else {}
+                })  # fmt: skip
             return HttpProblem(
                 503,
                 "store_unavailable",
@@ -90,8 +120,10 @@ def problem_of(error: Exception) -> HttpProblem:
                 "request",
                 retry_after=1.0,
             )
-        case SlipstreamError():
-            return HttpProblem(503, "unavailable", str(error))
+        case SlipstreamError():  # it may name files and hosts, which are not the caller's business
+            log.error("a request failed: %s", error)
+            hidden = "the model cannot answer this request; see the server's log"
+            return HttpProblem(503, "unavailable", str(error) if detailed else hidden)
     log.exception("a request failed unexpectedly", exc_info=error)
     return HttpProblem(500, "internal", "the server failed on this request; see its log")
 
@@ -127,44 +159,38 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """Read the whole body, within the limits of size and time."""
     announced = header(scope, b"content-length")
-    if announced is not None and int(announced) > limits.max_body_bytes:
-        await _discard(receive, limits)
-        raise _too_large(limits)
-    message = await receive() if announced == b"0" else await _receive(receive, limits)
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        _refuse_disconnect(message)
-        if len(body) > limits.max_body_bytes:
-            raise _too_large(limits)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body", False):
-        message = await _receive(receive, limits)
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            if announced is not None and int(announced) > limits.max_body_bytes:
+                await _discard(receive, limits)
+                raise _too_large(limits)
+            return await _receive_all(receive, limits)
+    except TimeoutError as error:
+        raise HttpProblem(408, "timeout", "the body did not arrive in time") from error
+
+
+async def _receive_all(receive: Receive, limits: Limits) -> bytes:
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
         _refuse_disconnect(message)
         parts.append(message.get("body", b""))
         size += len(parts[-1])
+        more = message.get("more_body", False)
         if size > limits.max_body_bytes:
-            await _discard(receive, limits)
+            if more:
+                await _discard(receive, limits)
             raise _too_large(limits)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def _discard(receive: Receive, limits: Limits) -> None:
     """Read on in a body that is too large: a client that is still sending would miss the answer."""
     discarded, more = 0, True
     while more and discarded < 8 * limits.max_body_bytes:
-        message = await _receive(receive, limits)
+        message = await receive()
         discarded += len(message.get("body", b""))
         more = message.get("more_body", False)
-
-
-async def _receive(receive: Receive, limits: Limits) -> Any:
-    """Receive one ASGI message within the time limit."""
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await receive()
-    except TimeoutError as error:
-        raise HttpProblem(400, "bad_request", "the body did not arrive in time") from error
 
 
 def _refuse_disconnect(message: Any) -> None:
@@ -199,117 +225,40 @@ def read_deadline(scope: Scope, limits: Limits, now: float) -> float:
     return now + milliseconds / 1000
 
 
-class RequestMetrics:
-    """Counts and times requests by endpoint, and shows a server's own numbers, for Prometheus."""
-
-    def __init__(
-        self,
-        read_stats: Callable[[], Mapping[tuple[str, ...], float]],
-        labels: tuple[str, ...] = (),
-    ) -> None:
-        """`read_stats` returns (name, *label values) → number at every scrape."""
-        self._registry = prometheus.CollectorRegistry()
-        buckets = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
-        self._seconds = prometheus.Histogram(
-            "slipstream_request_seconds",
-            "Time to answer",
-            ("endpoint",),
-            registry=self._registry,
-            buckets=buckets,
-        )
-        self._answers = prometheus.Counter(
-            "slipstream_answers",
-            "Answers by status",
-            ("endpoint", "status"),
-            registry=self._registry,
-        )
-        self._read_stats, self._labels = read_stats, labels
-        self._known: dict[tuple[str, int], tuple[Any, Any]] = {}
-        self._registry.register(self)
-
-    def count(self, endpoint: str, status: int, seconds: float) -> None:
-        """Note one answer."""
-        found = self._known.get((endpoint, status))
-        if found is None:
-            found = self._known[endpoint, status] = (
-                self._seconds.labels(endpoint),
-                self._answers.labels(endpoint, str(status)),
-            )
-        found[0].observe(seconds)
-        found[1].inc()
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        """Return the server's own numbers; the registry calls this at every scrape."""
-        families: dict[str, GaugeMetricFamily] = {}
-        for (name, *values), number in self._read_stats().items():
-            metric = "slipstream_" + "".join(c if c.isalnum() else "_" for c in name)
-            family = families.setdefault(
-                metric, GaugeMetricFamily(metric, name, labels=self._labels[: len(values)])
-            )
-            family.add_metric(values, number)
-        return list(families.values())
-
-    def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        return prometheus.generate_latest(self._registry)
-
-
-class Gate:
-    """The outermost layer: refuses requests without a key, and callers above their rate.
-
-    Lifespan messages and open paths pass.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
-        self._app, self._keys, self._rate = app, keys, RateLimit(limits)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        problem = self._refusal(scope)
-        if problem is None:
-            await self._app(scope, receive, send)
-        else:
-            await send_answer(send, problem.status, problem_headers(problem), problem_body(problem))
-
-    def _refusal(self, scope: Scope) -> HttpProblem | None:
-        """Return why this request is refused, None if it may pass."""
-        caller: object = (scope.get("client") or ("",))[0]
-        if self._keys:
-            caller = self._keys.accept(header(scope, _KEY))
-            if caller is None:
-                return HttpProblem(
-                    401, "unauthorized", f"send your API key in the header {KEY_HEADER}"
-                )
-        wait = self._rate.take(caller)
-        if wait:
-            return HttpProblem(
-                429, "rate_limited", f"too many requests; wait {wait:.1f} s", retry_after=wait
-            )
-        return None
-
-
 @dataclass(frozen=True)
 class RequestContext:
-    """What a handler gets with the message: deadline, path and query parameters."""
+    """What a handler gets with the message: deadline, path and query parameters, tenant.
+
+    What it puts into `headers` is sent with its answer.
+    """
 
     deadline: float
     path: Mapping[str, str]
     query: Mapping[str, str]
+    headers: dict[str, str] = field(default_factory=dict)
+    tenant: str | None = None
 
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 
 
 def build(
-    role: Role, handlers: Mapping[str, Handler], limits: Limits, metrics: RequestMetrics
+    role: Role,
+    handlers: Mapping[str, Handler],
+    limits: Limits,
+    metrics: RequestMetrics,
+    table: Sequence[Endpoint] = ENDPOINTS,
 ) -> Starlette:
     """Build the Starlette app of a role: one route per endpoint of the table."""
-    document = json.dumps(openapi(role)).encode()
+    described = openapi(role, table)
+    document, page = json.dumps(described).encode(), docs_page(described)
 
     async def show_document(_message: None, _context: RequestContext) -> bytes:
         return document
+
+    async def show_page(_message: None, context: RequestContext) -> bytes:
+        context.headers["content-security-policy"] = PAGE_POLICY
+        return page
 
     async def show_metrics(_message: None, _context: RequestContext) -> bytes:
         return metrics.text()
@@ -317,14 +266,17 @@ def build(
     all_handlers: dict[str, Handler] = {
         **handlers,
         "openapi": show_document,
+        "docs": show_page,
         "metrics": show_metrics,
     }
     routes = [
         _route(endpoint, all_handlers[endpoint.name], limits, metrics)
-        for endpoint in ENDPOINTS
+        for endpoint in table
         if role in endpoint.roles
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _plain_refusal})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _plain_refusal})
+    app.router.redirect_slashes = False
+    return app
 
 
 def _plain_refusal(_request: Request, error: Exception) -> Response:
@@ -355,11 +307,12 @@ def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
 def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: RequestMetrics) -> Route:
     """Return the route of an endpoint: decode, call the handler in time, encode, count."""
     decode = msgspec.json.Decoder(endpoint.request).decode if endpoint.request is not None else None
-    media = "text/plain; version=0.0.4" if endpoint.answer is str else "application/json"
+    media = MEDIA.get(endpoint.answer, "application/json")
 
     async def serve(request: Request) -> Response:
         started, status = time.monotonic(), endpoint.status
-        headers: dict[str, str] | None = None
+        observed = observer().begin(request.scope, endpoint.name)
+        headers: dict[str, str] = {}
         try:
             deadline = (
                 read_deadline(request.scope, limits, started)
@@ -370,23 +323,38 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: Reques
             body = await read_body(request.scope, request.receive, limits)
             if decode is not None and not body:
                 raise BadRequest(no_body(endpoint))
-            message = decode(body) if decode is not None else None
-            async with asyncio.timeout_at(deadline - started + asyncio.get_running_loop().time()):
-                answer = await handler(
-                    message, RequestContext(deadline, request.path_params, request.query_params)
-                )
+            message: Any = decode(body) if decode is not None else None
+            tenant = request.scope.get(CALLER, NOBODY).tenant
+            path = dict(request.path_params)
+            if hasattr(message, "user"):
+                message.user = inner_user(tenant, message.user)
+            if "user" in path:
+                path["user"] = inner_user(tenant, path["user"])
+            end = deadline - started + asyncio.get_running_loop().time()
+            context = RequestContext(deadline, path, request.query_params, headers, tenant)
+            with recorded_stages() as stages:
+                try:
+                    async with GoneClient(request.receive), asyncio.timeout_at(end):
+                        answer = await handler(message, context)
+                finally:
+                    observed.note_stages(stages.found)
             content = answer if isinstance(answer, bytes) else _encode(answer)
         except Exception as error:
-            problem = problem_of(error)
+            problem = problem_of(error, detailed=endpoint.needs == "admin")
             status, content = problem.status, problem_body(problem)
-            headers = (
-                {"retry-after": str(max(1, round(problem.retry_after)))}
-                if problem.retry_after is not None
-                else None
-            )
+            headers[REASON_HEADER] = problem.code
+            if problem.retry_after is not None:
+                headers["retry-after"] = str(max(1, round(problem.retry_after)))
             if endpoint.open:
                 content = _encode(messages.HealthAnswer(problem.detail))
-        metrics.count(endpoint.name, status, time.monotonic() - started)
+        observed.hit, observed.reason = headers.get(HIT_HEADER, ""), headers.get(REASON_HEADER, "")
+        seconds = time.monotonic() - started
+        metrics.count(endpoint.name, status, seconds, observed.hit, observed.reason)
+        if not endpoint.open:  # probes are no requests
+            observer().end(observed, endpoint.name, status, seconds)
+        headers[ID_HEADER] = observed.request_id
+        if observed.stages:
+            headers[TIMING_HEADER] = observed.stages
         return Response(
             content,
             status,

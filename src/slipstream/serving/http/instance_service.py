@@ -1,41 +1,35 @@
-"""What an instance answers, without HTTP: histories, tickets, the cascade, drain and reload.
+"""What an instance answers, without HTTP: tickets, ranking, the cascade.
 
-A history is cut by the bundle's window rule (`history.window`), a stored one from numbers that
-count from the first behaviour ever: what a request is scored on depends on the store alone, never
-on the ticket. Touch this when an endpoint does something else.
+Histories are in user_endpoints.py, drain and reload in instance_lifecycle.py. Touch this when a
+ranking endpoint does something else.
 """
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.history.history_store import KEEP, HistoryStore
-from slipstream.history.user_history import History
+from slipstream.history.history_store import HistoryStore
 from slipstream.serving.http import messages as m
-from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
-from slipstream.serving.http.request_history import (
-    append_recent,
-    check_times,
-    drop_unknown,
-    read_history,
-    refuse_long,
-    select_actions,
-)
-from slipstream.serving.id_arrays import id_array
-from slipstream.serving.request_errors import BadRequest
+from slipstream.serving.http.explore_endpoints import ExploreEndpoints
+from slipstream.serving.http.http_app import Handler, RequestContext
+from slipstream.serving.http.instance_lifecycle import InstanceLifecycle, OpenInstance
+from slipstream.serving.http.observed_request import HIT_HEADER, REASON_HEADER
+from slipstream.serving.http.request_history import append_recent, drop_unknown, read_history
+from slipstream.serving.http.request_rules import read_rules
+from slipstream.serving.http.shadow import ShadowScoring
+from slipstream.serving.http.user_endpoints import UserEndpoints, window_of
+from slipstream.serving.instance.recommend_query import RecommendQuery, RetrievalReport
+from slipstream.serving.instance.request_stages import recorded_stages, stage
 from slipstream.serving.router.ticket import TicketSigner
+from slipstream.serving.supervisor_socket import Versions
 
 if TYPE_CHECKING:  # a stand-in can be served without torch
     from slipstream.serving.instance.instance import Instance
 
-# Opens what is to be served now, given the present instance (None at start); may return that one.
-OpenInstance = Callable[["Instance | None"], "Instance"]
-HistoryRequest = m.PreinferRequest | m.RankRequest | m.RecommendRequest
+
+STARTED = time.time()
 
 
 class InstanceService:
@@ -47,31 +41,51 @@ class InstanceService:
         open_instance: OpenInstance,
         store: HistoryStore,
         tickets: TicketSigner,
+        versions: Versions,
         drain_seconds: float = 10.0,
     ) -> None:
-        self.name, self.store, self._tickets = name, store, tickets
-        self._open, self._drain_seconds = open_instance, drain_seconds
-        self.instance = open_instance(None)
-        self.draining = False
-        self._reloading = asyncio.Lock()
-        self._uses: dict[Instance, int] = {}  # requests that use each open instance
-        self._closing: set[asyncio.Task[None]] = set()
+        self.name, self._tickets = name, tickets
+        self.life = InstanceLifecycle(name, open_instance, self.stats, drain_seconds, versions)
+        self.shadow = ShadowScoring(self.life)
+        self.users = UserEndpoints(self.life, store)
+        self.explore = ExploreEndpoints(self.life, self.users)
+        self.counts: Counter[str] = Counter(ticket_expired=0, ticket_invalid=0)
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handler of every endpoint by its name."""
+        life, users = self.life, self.users
         return {
             "preinfer": self.preinfer,
             "rank": self.rank,
             "recommend": self.recommend,
-            "events": self.events,
-            "user": self.user,
-            "delete": self.delete,
-            "status": self.status,
-            "healthz": self.healthz,
-            "readyz": self.readyz,
-            "drain": self.drain,
-            "reload": self.reload,
+            "events": users.events,
+            "user": users.user,
+            "delete": users.delete,
+            "export": users.export,
+            "status": life.status,
+            "healthz": life.healthz,
+            "readyz": life.readyz,
+            "drain": life.drain,
+            "undrain": life.undrain,
+            "versions": life.versions,
+            "prepare": life.prepare,
+            "switch": life.switch,
+            "kill": life.kill,
+            **self.explore.handlers(),
         }
+
+    def stats(self) -> dict[str, float]:
+        """Return counters and gauges of the service and its instance."""
+        counts = {name: float(count) for name, count in self.counts.items()}
+        counts |= {name: float(count) for name, count in self.life.counts.items()}
+        counts["start_time_seconds"] = STARTED
+        return self.life.instance.stats() | counts | self.shadow.stats()
+
+    async def close(self) -> None:
+        """Finish running requests, then close the instance and the store."""
+        await self.shadow.close()
+        await self.life.close()
+        await self.users.store.close()
 
     # ---- work ------------------------------------------------------------------------------------
 
@@ -79,15 +93,15 @@ class InstanceService:
         self, request: m.PreinferRequest, context: RequestContext
     ) -> m.PreinferAnswer:
         """Announce a ranking; answer with a ticket whether or not it is admitted."""
-        async with self._use() as instance:
-            history, _ = await self._history(instance, request)
+        async with self.life.use(request.user) as instance:
+            given = await self.users.read(instance, request, context)
+            history = window_of(instance, given)
             rank_in = None if request.rank_in_ms is None else request.rank_in_ms / 1000
-            admission = await instance.preinfer(
-                request.user, drop_unknown(instance, history), rank_in=rank_in
-            )
+            admission = await instance.cascade.preinfer(request.user, given, rank_in)
             ticket = self._tickets.issue(
                 request.user, self.name, instance.version, history.first, history.total
             )
+            context.headers[REASON_HEADER] = admission.reason or "admitted"
             return m.PreinferAnswer(
                 ticket,
                 admission.admitted,
@@ -98,13 +112,14 @@ class InstanceService:
             )
 
     async def rank(self, request: m.RankRequest, context: RequestContext) -> m.RankAnswer:
-        """Score candidates, behind the prefix that the ticket names where there is one."""
-        ticket = None
-        if request.ticket is not None:
-            ticket = self._tickets.read(request.ticket, request.user)
-        async with self._use() as instance:
+        """Score candidates, behind the prefix that the ticket names where there is one.
+
+        A ticket that has expired or was not issued here for this user is ignored.
+        """
+        ticket = self._tickets.find(request.ticket, request.user, self.counts)
+        async with self.life.use(request.user) as instance:
             extra = len(request.recent.items) if request.recent is not None else 0
-            history, _ = await self._history(instance, request, extra)
+            history, _ = await self.users.history(instance, request, context, extra)
             split = history.total
             if ticket is not None and history.first < ticket.end < history.total:
                 split = ticket.end
@@ -128,243 +143,94 @@ class InstanceService:
             )
             answer.titles, answer.shown = _about(instance, request, items)
             if items:
-                result = await instance.rank(
-                    request.user,
-                    older,
-                    items,
-                    recent=recent if len(recent) else None,
-                    deadline=context.deadline,
-                    allow_truncate=request.allow_truncate,
-                    request_time=request.request_time,
-                )
+                with stage("rank"):
+                    result = await instance.rank(
+                        request.user,
+                        older,
+                        items,
+                        recent=recent if len(recent) else None,
+                        deadline=context.deadline,
+                        allow_truncate=request.allow_truncate,
+                        request_time=request.request_time,
+                        context=request.context,
+                    )
                 answer.scores = {task: scores.tolist() for task, scores in result.scores.items()}
                 answer.hit, answer.truncated = result.hit, result.truncated
+                context.headers[HIT_HEADER] = result.hit
+                self.shadow.offer(
+                    request.user,
+                    instance.version,
+                    older.then(recent),
+                    items,
+                    answer.scores,
+                    request_time=request.request_time,
+                    context=request.context,
+                )
             return answer
 
     async def recommend(
         self, request: m.RecommendRequest, context: RequestContext
     ) -> m.RecommendAnswer:
-        """Retrieve, filter and rank; the prefix is computed while retrieval runs."""
-        async with self._use() as instance:
-            task = _task(instance, request)
+        """Retrieve, filter and rank; a user of whom nothing is known is answered too."""
+        with recorded_stages(in_line=not request.relay) as stages:
+            answer = await self._recommend(request, context)
+        if request.timeline:
+            found = [m.StageMessage(name, 1e3 * at, 1e3 * end) for name, at, end in stages.found]
+            answer.timeline = m.Timeline(found, 1e3 * stages.now())
+        return answer
+
+    async def _recommend(
+        self, request: m.RecommendRequest, context: RequestContext
+    ) -> m.RecommendAnswer:
+        async with self.life.use(request.user) as instance:
             _about(instance, request, [])  # refuses names that are no item feature
             keep_seen = request.keep_seen
             drop_seen = instance.rules.exclude_seen if keep_seen is None else not keep_seen
-            window, seen = await self._history(instance, request, whole=drop_seen)
-            history = drop_unknown(instance, window)
-            await instance.preinfer(request.user, history, rank_in=None)
-            excluded = id_array(request.exclude)
-            if drop_seen:
-                excluded = np.concatenate([excluded, seen])
-            items, unknown = await self._candidates(
-                instance, history, request, excluded, context.deadline
+            cascade = instance.cascade
+            with stage("history"):
+                history = await self.users.read(
+                    instance, request, context, whole=drop_seen, anybody=cascade.answers_anybody
+                )
+            query = RecommendQuery(
+                request.count,
+                context.deadline,
+                request.retrieve,
+                request.by,
+                request.candidates,
+                read_rules(request, history.items if drop_seen else None),
+                request.allow_truncate,
+                request.request_time,
+                request.context,
+                request.popular_days,
+                request.new_items,
             )
-            answer = m.RecommendAnswer(
-                [],
-                {task: [] for task in instance.tasks},
+            result = await cascade.recommend(request.user, history, query)
+            context.headers[HIT_HEADER] = result.hit
+            titles, shown = _about(instance, request, result.items)
+            return m.RecommendAnswer(
+                result.items,
+                result.scores,
                 instance.version,
                 self.name,
-                "none",
-                truncated=False,
-                behaviours=len(window),
-                unknown=unknown,
-                skipped=len(window) - len(history),
+                result.hit,
+                result.truncated,
+                len(window_of(instance, history)),
+                result.unknown,
+                result.skipped,
+                titles,
+                shown,
+                result.boosts,
+                result.cold,
+                result.search,
+                result.recall,
+                _retrieval(result.retrieval),
             )
-            if items:
-                result = await instance.rank(
-                    request.user,
-                    history,
-                    items,
-                    recent=None,
-                    deadline=context.deadline,
-                    allow_truncate=request.allow_truncate,
-                    request_time=request.request_time,
-                )
-                scores = {task: values.tolist() for task, values in result.scores.items()}
-                by = scores[task]
-                best = sorted(range(len(items)), key=lambda place: -by[place])[: request.count]
-                answer.items = [items[place] for place in best]
-                answer.scores = {
-                    task: [values[place] for place in best] for task, values in scores.items()
-                }
-                answer.hit, answer.truncated = result.hit, result.truncated
-            answer.titles, answer.shown = _about(instance, request, answer.items)
-            return answer
-
-    async def _candidates(
-        self,
-        instance: "Instance",
-        history: History,
-        request: m.RecommendRequest,
-        excluded: np.ndarray,
-        deadline: float,
-    ) -> tuple[list[m.Identity], list[m.Identity]]:
-        """Return the items to rank, sent or retrieved ones without the excluded, and unknown."""
-        if request.candidates is not None:
-            rows = instance.items.find(request.candidates)
-            dropped = np.isin(rows, instance.items.find(excluded))
-            kept = instance.items.originals(rows[(rows >= 0) & ~dropped])
-            return kept, _places(request.candidates, rows < 0)
-        found = await instance.retrieve(
-            history,
-            request.retrieve,
-            deadline=deadline,
-            request_time=request.request_time,
-            exclude_seen=False,  # what was seen is among the excluded, where the rule says so
-            exclude=excluded,
-        )
-        return [item for item, _ in found], []
-
-    async def events(self, request: m.EventsRequest, context: RequestContext) -> m.EventsAnswer:
-        """Append behaviours to the store."""
-        now = int(time.time())
-        times = request.timestamps if request.timestamps is not None else [now] * len(request.items)
-        sent = read_history(m.HistoryMessage(request.items, times, request.actions))
-        check_times(times, now)
-        history = replace(sent, items=self.instance.items.canonical(sent.items))
-        total = await self.store.append(request.user, history, request.after)
-        return m.EventsAnswer(total)
-
-    async def user(self, _message: None, context: RequestContext) -> m.UserAnswer:
-        """Show what is stored of a user."""
-        user, limit = context.path["user"], context.query.get("limit", "20")
-        if not limit.isascii() or not limit.isdigit() or len(limit) > 4 or int(limit) > 1000:
-            raise BadRequest("limit is a whole number from 0 to 1000")
-        known = len(user) <= m.MAX_ID_CHARACTERS
-        stored = await self.store.read(user, int(limit)) if known else None
-        if stored is None:
-            raise HttpProblem(
-                404, "unknown_user", "nothing is stored of this user; send behaviours to /v1/events"
-            )
-        actions = {name: values.tolist() for name, values in stored.actions.items()}
-        recent = m.HistoryMessage(stored.items.tolist(), stored.timestamps.tolist(), actions)
-        return m.UserAnswer(user, stored.total, recent)
-
-    async def delete(self, _message: None, context: RequestContext) -> m.DeleteAnswer:
-        """Delete what is stored of a user, then the prefixes computed from it."""
-        user = context.path["user"]
-        if len(user) > m.MAX_ID_CHARACTERS:
-            raise BadRequest(f"a user's id has at most {m.MAX_ID_CHARACTERS} characters")
-        deleted = await self.store.delete(user)
-        async with self._use() as instance:
-            await instance.forget(user, context.deadline)
-        return m.DeleteAnswer(user, deleted)
-
-    # ---- life ------------------------------------------------------------------------------------
-
-    async def status(self, _message: None, context: RequestContext) -> m.StatusAnswer:
-        """Show the instance's state, for routers."""
-        return m.StatusAnswer(
-            self.name,
-            self.instance.version,
-            not self.draining,
-            self.draining,
-            self.instance.backlog,
-            self.instance.stats(),
-        )
-
-    async def healthz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
-        """Say that the process is alive."""
-        return m.HealthAnswer("ok")
-
-    async def readyz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
-        """Say whether requests may be sent."""
-        if self.draining:
-            raise HttpProblem(503, "draining", "draining")
-        return m.HealthAnswer("ok")
-
-    async def drain(self, request: m.DrainRequest, context: RequestContext) -> m.DrainAnswer:
-        """Report to be not ready from now on, so that routers send nothing more."""
-        if request.instance not in (None, self.name):
-            raise HttpProblem(404, "not_found", f"this is instance '{self.name}'")
-        self.draining = True
-        return m.DrainAnswer(self.name)
-
-    async def reload(self, request: m.ReloadRequest, context: RequestContext) -> m.ReloadAnswer:
-        """Open the bundle again and serve it; requests in flight end on the instance they have."""
-        async with self._reloading:
-            old = self.instance
-            new = await asyncio.to_thread(self._open, old)
-            if request.version not in (None, new.version):
-                if new is not old:
-                    new.discard()
-                raise HttpProblem(
-                    409,
-                    "conflict",
-                    f"the bundle holds version {new.version}, not {request.version}",
-                )
-            self.instance = new
-        if new is not old:
-            task = asyncio.create_task(self._close_when_unused(old, old.discard))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        return m.ReloadAnswer({self.name: old.version}, {self.name: new.version})
-
-    async def close(self) -> None:
-        """Finish running requests, then close the instance and the store."""
-        self.draining = True
-        await self._close_when_unused(self.instance, self.instance.close)
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=self._drain_seconds)
-        await self.store.close()
-
-    async def _close_when_unused(self, instance: "Instance", close: Callable[[], None]) -> None:
-        end = time.monotonic() + self._drain_seconds
-        while self._uses.get(instance) and time.monotonic() < end:
-            await asyncio.sleep(0.01)
-        await instance.drain(max(0.0, end - time.monotonic()))
-        close()
-
-    @contextlib.asynccontextmanager
-    async def _use(self) -> AsyncIterator["Instance"]:
-        """Keep the present instance open while a request uses it."""
-        instance = self.instance
-        self._uses[instance] = self._uses.get(instance, 0) + 1
-        try:
-            yield instance
-        finally:
-            self._uses[instance] -= 1
-            if not self._uses[instance]:
-                del self._uses[instance]
-
-    # ---- histories -------------------------------------------------------------------------------
-
-    async def _history(
-        self, instance: "Instance", request: HistoryRequest, extra: int = 0, whole: bool = False
-    ) -> tuple[History, np.ndarray]:
-        """Return the window to score on, of the history sent or stored, and all items of it.
-
-        The window leaves room for `extra` behaviours that the request brings. Of a stored history
-        only the window is read, unless `whole`.
-        """
-        rules = instance.rules
-        if request.history is not None:
-            history = read_history(request.history, request.features, instance.timed)
-            if not isinstance(request, m.PreinferRequest):
-                refuse_long(history, rules.max_len, request.allow_truncate)
-        else:
-            since = 0 if whole else None
-            limit = KEEP if whole else rules.max_len
-            stored = await self.store.read(request.user, limit, since)
-            if stored is None:
-                raise HttpProblem(
-                    404,
-                    "unknown_user",
-                    "nothing is stored of this user; send a history, or behaviours to /v1/events",
-                )
-            history = select_actions(stored, instance.actions)
-            history = replace(history, user_features=request.features)
-        first = rules.window_start(history.total + extra, history.first)
-        return history.part(min(first, history.total), history.total), history.items
 
 
-def _task(instance: "Instance", request: m.RecommendRequest) -> str:
-    """Return the task to order by."""
-    if request.by is not None and request.by not in instance.tasks:
-        raise BadRequest(
-            f"'{request.by}' is no task of this model; order by one of {', '.join(instance.tasks)}"
-        )
-    return request.by if request.by is not None else instance.tasks[0]
+def _retrieval(report: RetrievalReport | None) -> m.RetrievalAnswer | None:
+    if report is None:
+        return None
+    return m.RetrievalAnswer(report.version, report.hit, report.items, report.skipped)
 
 
 def _split_known(

@@ -42,6 +42,14 @@ Features = Annotated[
         "them where a user has several, or a number; an absent one counts as not known.",
     ),
 ]
+Context = Annotated[
+    dict[ActionName, Label | None],
+    Meta(
+        max_length=32,
+        description="Labels of the request, such as its surface and device: the context of its "
+        "candidates, where a ranking model reads some; an absent one counts as not known.",
+    ),
+]
 RequestTime = Annotated[
     int,
     Meta(
@@ -64,6 +72,7 @@ TicketText = Annotated[
 class HistoryMessage(msgspec.Struct, forbid_unknown_fields=True):
     """Behaviours, oldest first; `actions` holds one value per behaviour under each name.
 
+    `context` holds one label per behaviour under each name, null where it is not known.
     Only for a model of a log without times may `timestamps` be left away.
     """
 
@@ -71,6 +80,10 @@ class HistoryMessage(msgspec.Struct, forbid_unknown_fields=True):
     timestamps: Annotated[list[Timestamp], Meta(max_length=MAX_BEHAVIOURS)] | None = None
     actions: Annotated[
         dict[ActionName, Annotated[list[ActionValue], Meta(max_length=MAX_BEHAVIOURS)]],
+        Meta(max_length=32),
+    ] = {}
+    context: Annotated[
+        dict[ActionName, Annotated[list[Label | None], Meta(max_length=MAX_BEHAVIOURS)]],
         Meta(max_length=32),
     ] = {}
 
@@ -119,6 +132,7 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     request_time: RequestTime | None = None
     titles: bool = False
     show: Shown = []
+    context: Context = {}
 
 
 class RankAnswer(msgspec.Struct):
@@ -137,14 +151,74 @@ class RankAnswer(msgspec.Struct):
     shown: dict[str, list[ShownValue]] | None = None
 
 
+class NumberCondition(msgspec.Struct, forbid_unknown_fields=True):
+    """Numbers from `from` to `to`, both included; an absent one is no bound."""
+
+    least: Annotated[float, Meta(ge=-1e18, le=1e18)] | None = msgspec.field(
+        default=None, name="from"
+    )
+    most: Annotated[float, Meta(ge=-1e18, le=1e18)] | None = msgspec.field(default=None, name="to")
+
+
+FeatureName = Annotated[str, Meta(min_length=1, max_length=64)]
+Conditions = Annotated[
+    dict[
+        FeatureName,
+        Annotated[list[Label], Meta(min_length=1, max_length=1_000)] | NumberCondition,
+    ],
+    Meta(max_length=16, description="Item features: one of these labels, or a range of numbers."),
+]
+
+
+class BoostMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """Adds to the score by which items are ordered: of these items, where these conditions hold."""
+
+    add: Annotated[float, Meta(ge=-1e6, le=1e6)]
+    items: Annotated[list[Identity], Meta(max_length=MAX_COUNT)] = []
+    where: Conditions = {}
+
+
 class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole cascade: retrieve (or take `candidates`), drop seen and excluded items, rank."""
+    """The whole cascade: retrieve (or take `candidates`), apply the rules, rank.
+
+    `allow`, `exclude`, `where` and `exclude_where` say which items may come, `boosts` change their
+    order, `most_per` bounds how many share a label. A user of whom nothing is known is answered by
+    popularity or by `features`; the answer's `cold` says so.
+    """
 
     user: User
     count: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 10
     history: HistoryMessage | None = None
     candidates: Candidates | None = None
     exclude: Annotated[list[Identity], Meta(max_length=MAX_CANDIDATES)] = []
+    allow: Annotated[list[Identity], Meta(max_length=MAX_CANDIDATES)] | None = None
+    where: Conditions = {}
+    exclude_where: Conditions = {}
+    boosts: Annotated[list[BoostMessage], Meta(max_length=32)] = []
+    most_per: Annotated[
+        dict[FeatureName, Annotated[int, Meta(ge=1, le=MAX_COUNT)]],
+        Meta(max_length=8, description="By item feature: how many items may share a label."),
+    ] = {}
+    popular_days: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=36_500,
+                description="For a user of whom nothing is known: what was popular in the last "
+                "days of the log; all of it unless given.",
+            ),
+        ]
+        | None
+    ) = None
+    new_items: Annotated[
+        dict[Label, Annotated[dict[FeatureName, FeatureValue | None], Meta(max_length=64)]],
+        Meta(
+            max_length=MAX_COUNT,
+            description="Features of candidates that the catalogue lacks, by id, so that a ranking "
+            "model with item features ranks them too.",
+        ),
+    ] = {}
     retrieve: Annotated[
         int, Meta(ge=1, le=MAX_CANDIDATES, description="How many items to retrieve before ranking.")
     ] = 200
@@ -174,6 +248,33 @@ class RecommendRequest(msgspec.Struct, forbid_unknown_fields=True):
     request_time: RequestTime | None = None
     titles: bool = False
     show: Shown = []
+    context: Context = {}
+    timeline: bool = False  # tell what the instance did when
+    relay: bool = True  # false: find and leave no prefix, to see what the relay saves
+
+
+class StageMessage(msgspec.Struct):
+    """One stage of a request, in milliseconds since the instance began it."""
+
+    name: str  # history, prefix, retrieve, rank
+    start_ms: float
+    end_ms: float
+
+
+class Timeline(msgspec.Struct):
+    """What an instance did when for a request; stages may overlap."""
+
+    stages: list[StageMessage]
+    total_ms: float
+
+
+class RetrievalAnswer(msgspec.Struct):
+    """How the retrieval bundle took part, where one bundle retrieves and another ranks."""
+
+    version: str
+    hit: str
+    items: int  # how many it retrieved
+    skipped: int  # behaviours left out, because it lacks their items
 
 
 class RecommendAnswer(msgspec.Struct):
@@ -190,6 +291,12 @@ class RecommendAnswer(msgspec.Struct):
     skipped: int = 0  # behaviours left out, because the catalogue lacks their items
     titles: list[str | None] | None = None
     shown: dict[str, list[ShownValue]] | None = None
+    boosts: list[float] | None = None  # what was added to order each item, where boosts were sent
+    cold: str | None = None  # of a user without known behaviours: popularity or features
+    search: str = "exact"  # or the approximate index that found the items
+    recall: float | None = None  # of that index, as measured when it was opened
+    retrieval: RetrievalAnswer | None = None
+    timeline: Timeline | None = None
 
 
 class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -207,6 +314,10 @@ class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
         Meta(max_length=32),
     ] = {}
     after: Annotated[int, Meta(ge=0, le=INT64_MAX)] | None = None
+    context: Annotated[
+        dict[ActionName, Annotated[list[Label | None], Meta(max_length=MAX_EVENTS)]],
+        Meta(max_length=32),
+    ] = {}
 
 
 class EventsAnswer(msgspec.Struct):
@@ -231,7 +342,7 @@ class DeleteAnswer(msgspec.Struct):
 
 
 class StatusAnswer(msgspec.Struct):
-    """The state of an instance, for routers; `backlog` are the tokens it still has to compute."""
+    """The state of an instance, for routers; `backlog` are the behaviours still to compute."""
 
     instance: str
     version: str
@@ -253,10 +364,22 @@ class DrainAnswer(msgspec.Struct):
     draining: str
 
 
+class UndrainAnswer(msgspec.Struct):
+    """What takes requests again."""
+
+    serving: str
+
+
 class ReloadRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Open the bundle's directory again. `version`, when given, must be what is found there."""
+    """Open the bundle's directory again. `version`, when given, must be what is found there.
+
+    Below 1, `share` makes it a candidate for that share of the users; `shadow` of the other users'
+    rankings are scored by it too, and only compared.
+    """
 
     version: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    share: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    shadow: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class ReloadAnswer(msgspec.Struct):

@@ -1,24 +1,35 @@
-"""The process around an app: its socket, its signals and its orderly end.
+"""The process around an app: its settings, its socket and its server.
 
-SIGTERM, SIGINT or the supervisor's death start the end: the app is no longer ready, serves
-for `linger` more seconds so that routers notice, then accepts no connection, finishes the requests
-it has and ends. A second signal does not shorten this. Touch this when processes start or end in
-another way.
+How it lives and ends is in process_life.py. Touch this when processes start or listen in another
+way.
 """
 
 import asyncio
 import contextlib
+import gc
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
-KEEP_ALIVE_SECONDS = 3_600  # routers must close first: they take a closed connection for a failure
+from slipstream.serving.http.acceptor import Acceptor, CertificateFiles
+from slipstream.serving.http.api_keys import ApiKey, Keys, parse_keys
+from slipstream.serving.http.bounded_protocol import BoundedProtocol
+from slipstream.serving.http.connection_table import (
+    ConnectionLimits,
+    ConnectionTable,
+    raise_file_limit,
+)
+from slipstream.serving.http.observation import ObservationSettings, observe
+from slipstream.serving.http.process_life import END_NOW, ProcessLife
+
+SWITCH_SECONDS = 0.001  # the event loop waits no longer for bytecode of another thread
 CANNOT_START = 78  # exit code of a process that would fail the same way again
 SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
     "SLIPSTREAM_TICKET_SECRET",
@@ -28,18 +39,62 @@ SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
 
 
 class ProcessSettings(msgspec.Struct, kw_only=True):
-    """Settings of every process, as JSON in its first argument; secrets are in the environment."""
+    """Settings of every process, as JSON on a line of stdin; keys are in the environment."""
 
     host: str = "127.0.0.1"
     port: int = 0
     socket_fd: int | None = None  # a listening socket inherited from the supervisor
+    socket_path: str | None = None  # a Unix socket instead of host and port
+    connections: ConnectionLimits = ConnectionLimits()
+    tls_certificate: str | None = None  # PEM files
+    tls_key: str | None = None
     linger: float = 0.0
     drain_seconds: float = 10.0
     watch_parent: bool = False
+    heartbeat: str | None = None  # file of the process's heartbeat, which its supervisor watches
+    observation: ObservationSettings = msgspec.field(default_factory=ObservationSettings)
+
+
+Settings = TypeVar("Settings", bound=ProcessSettings)
+
+
+def read_settings(argument: str, kind: type[Settings]) -> Settings:
+    """Decode the settings of a process from its argument; `-` reads them from stdin.
+
+    Every user of a machine can read arguments, so the supervisor writes settings to stdin.
+    """
+    text = sys.stdin.readline() if argument == "-" else argument
+    if not text or text == END_NOW.decode():
+        sys.exit(0)  # the supervisor ended before the process was needed
+    settings = msgspec.json.decode(text, type=kind)
+    observe(settings.observation, os.environ.get(SECRET_VARIABLE, ""))
+    return settings
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: ours drain first."""
+    """uvicorn with our acceptor, and without its own signal handlers: ours drain first."""
+
+    def __init__(
+        self, config: uvicorn.Config, table: ConnectionTable, certificate: CertificateFiles | None
+    ) -> None:
+        super().__init__(config)
+        self._table, self._certificate = table, certificate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the app, then accept connections."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+
+        def make_protocol(peer: str | None) -> asyncio.Protocol:
+            state = self.lifespan.state
+            return BoundedProtocol(self.config, self.server_state, state, self._table, peer)
+
+        listeners = [
+            Acceptor(sock, self._table, make_protocol, self._certificate) for sock in sockets or []
+        ]
+        self.servers = listeners  # type: ignore[assignment]  # closed and awaited, nothing else
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -51,9 +106,15 @@ def secret_from_environment() -> bytes:
     return os.environ[SECRET_VARIABLE].encode()
 
 
-def keys_from_environment(variable: str) -> tuple[str, ...]:
-    """Read API keys, separated by commas."""
-    return tuple(key for key in os.environ.get(variable, "").split(",") if key)
+def keys_from_environment() -> Keys:
+    """Read the API keys of clients and operators, one a line."""
+    return Keys(parse_keys(os.environ.get(KEYS_VARIABLE, "").splitlines()))
+
+
+def instance_keys() -> Keys:
+    """Read the key by which instances know their routers; they may do everything."""
+    secret = os.environ.get(INSTANCE_KEY_VARIABLE)
+    return Keys([ApiKey(secret, "admin")] if secret else [])
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -66,12 +127,53 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], None]) -> None:
-    """Serve until a signal or the supervisor's death; `start_draining` is called first."""
+def unix_socket(path: str) -> socket.socket:
+    """Open a listening Unix socket; one that a killed process left behind is replaced."""
+    beside = f"{path}.new"
+    Path(beside).unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(beside)
+    os.chmod(beside, 0o600)
+    bound.listen(2048)
+    os.replace(beside, path)  # connections are refused or accepted, never without a path
+    return bound
+
+
+def _open_socket(settings: ProcessSettings) -> socket.socket:
     if settings.socket_fd is not None:
-        sock = socket.socket(fileno=settings.socket_fd)
-    else:
-        sock = listening_socket(settings.host, settings.port)
+        return socket.socket(fileno=settings.socket_fd)
+    if settings.socket_path is not None:
+        return unix_socket(settings.socket_path)
+    return listening_socket(settings.host, settings.port)
+
+
+def open_table(settings: ProcessSettings) -> ConnectionTable:
+    """Make the table of a process's connections, with as many files as it may have."""
+    raise_file_limit()
+    return ConnectionTable(settings.connections)
+
+
+def run_app(
+    app: Any,
+    settings: ProcessSettings,
+    start_draining: Callable[[], None],
+    table: ConnectionTable | None = None,
+    is_alive: Callable[[], bool] = lambda: True,
+) -> None:
+    """Serve until a signal or the supervisor's death; `start_draining` is called first.
+
+    `table` counts the connections; a server that shows it in its metrics brings it. The process's
+    heart beats while `is_alive`.
+    """
+    table = table or open_table(settings)
+    certificate = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        certificate = CertificateFiles(settings.tls_certificate, settings.tls_key)
+    # Whatever is loaded by now stays: collections walk over the objects of requests only.
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    sock = _open_socket(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -80,38 +182,26 @@ def run_app(app: Any, settings: ProcessSettings, start_draining: Callable[[], No
         lifespan="on",
         access_log=False,
         proxy_headers=False,
+        log_config=None,
         log_level="warning",
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=max(1, round(settings.connections.keep_alive_seconds)),
         timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         server_header=False,
         date_header=False,
     )
-    server = _Server(config)
+    server = _Server(config, table, certificate)
 
     async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        ending: list[asyncio.Task[None]] = []
-
-        async def end() -> None:
-            start_draining()
-            await asyncio.sleep(settings.linger)
-            server.should_exit = True
-
-        def begin_end() -> None:
-            if not ending:
-                ending.append(loop.create_task(end()))
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, begin_end)
-        if settings.watch_parent:
-            loop.add_reader(sys.stdin.fileno(), _on_parent_gone, loop, begin_end)
-        await server.serve(sockets=[sock])
+        life = ProcessLife(
+            server,
+            start_draining,
+            linger=settings.linger,
+            heartbeat=settings.heartbeat,
+            watch_parent=settings.watch_parent,
+            is_alive=is_alive,
+        )
+        async with life.watching():
+            await server.serve(sockets=[sock])
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
-
-
-def _on_parent_gone(loop: asyncio.AbstractEventLoop, begin_end: Callable[[], None]) -> None:
-    """Begin the end: stdin is readable only when the supervisor, which never writes, is gone."""
-    loop.remove_reader(sys.stdin.fileno())
-    begin_end()

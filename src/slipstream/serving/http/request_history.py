@@ -1,4 +1,4 @@
-"""From a request's message to a `History`, and what is refused on the way.
+"""From a request's message to a `History` and back, and what is refused on the way.
 
 Touch this when a message says something else about behaviours, or a time is checked in another way.
 """
@@ -45,7 +45,29 @@ def read_history(
                 f"action '{name}' has {len(values)} values for {len(items)} behaviours; send one "
                 "for each"
             )
-    return History(items, timestamps, actions, features or {})
+    context = {name: label_array(labels) for name, labels in message.context.items()}
+    for name, labels in context.items():
+        if len(labels) != len(items):
+            raise BadRequest(
+                f"context '{name}' has {len(labels)} labels for {len(items)} behaviours; send one "
+                "for each"
+            )
+    return History(items, timestamps, actions, features or {}, context=context)
+
+
+def write_history(stored: History) -> m.HistoryMessage:
+    """Return the message that says what a stored history holds."""
+    return m.HistoryMessage(
+        stored.items.tolist(),
+        stored.timestamps.tolist(),
+        {name: values.tolist() for name, values in stored.actions.items()},
+        {name: [label or None for label in each] for name, each in stored.context.items()},
+    )
+
+
+def label_array(labels: Sequence[str | None]) -> np.ndarray:
+    """Return labels as a history holds them: text, empty where it is not known."""
+    return np.array([label or "" for label in labels], dtype=object)
 
 
 def check_times(timestamps: Sequence[int], now: int) -> None:
@@ -82,4 +104,6 @@ def append_recent(stored: History, recent: History) -> History:
 
 def drop_unknown(instance: "Instance", history: History) -> History:
     """Return the behaviours whose items the catalogue holds."""
-    return history.where(instance.items.contains(history.items)) if len(history) else history
+    if not len(history) or instance.items.has_seen(history):
+        return history
+    return history.where(instance.items.contains(history.items))

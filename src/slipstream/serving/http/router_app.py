@@ -1,36 +1,55 @@
 """The router's app: it sends each request to its user's instance, and the answer's bytes back.
 
-Of a request it reads only the user, the ticket and the length of the history. It keeps no state
-that another router would need: the order of the instances comes from their names, the instance of a
-user's prefix from the ticket. When an instance fails, the request goes to the next in order, unless
-that could append behaviours twice. Touch this when forwarding, retries or probes change; the choice
-of the instance is in router/balancer.py.
+Of a request it reads a few fields (forwarding.py); the length of a stored history it knows
+from the user's last answer. It keeps no state that another router would need:
+the order of the instances comes from their names, the instance of a user's prefix from the ticket.
+When an instance does not answer, the request goes to the next in order, unless that could append
+behaviours twice; a request that is refused for overload is tried once elsewhere. A deletion
+is repeated on every instance. Touch this when forwarding, retries or probes change; the choice of
+the instance is in router/balancer.py, the router's own endpoints in router_admin.py.
 """
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.clock import Clock
 from slipstream.serving.http import messages as m
+from slipstream.serving.http.api_keys import Keys
+from slipstream.serving.http.connection_table import ConnectionTable
 from slipstream.serving.http.endpoints import (
     BACKLOG_HEADER,
+    BEHAVIOURS_HEADER,
     DEADLINE_HEADER,
-    ENDPOINTS,
     KEY_HEADER,
+    TENANT_HEADER,
     no_body,
 )
+from slipstream.serving.http.fleet_endpoints import FleetEndpoints
+from slipstream.serving.http.forwarding import (
+    FORWARDED,
+    OF_ANY_INSTANCE,
+    RANKING,
+    RoutingFields,
+    decode_fields,
+    forwarded_handlers,
+    forwarded_name,
+    user_of_path,
+)
+from slipstream.serving.http.gate import LOOPBACK_NAMES, Gate, rate_problem
+from slipstream.serving.http.gone_client import GoneClient
 from slipstream.serving.http.http_app import (
-    Gate,
-    Handler,
+    CALLER,
+    NOBODY,
+    Caller,
     HttpProblem,
-    RequestContext,
     RequestMetrics,
     build,
     problem_body,
@@ -40,9 +59,19 @@ from slipstream.serving.http.http_app import (
     read_deadline,
     send_answer,
 )
-from slipstream.serving.http.limits import Keys, Limits
+from slipstream.serving.http.limits import Limits, RateLimit
+from slipstream.serving.http.observed_request import (
+    ID_HEADER,
+    TIMING_HEADER,
+    ObservedRequest,
+    observer,
+)
+from slipstream.serving.http.request_metrics import sharing
+from slipstream.serving.http.router_admin import RouterAdmin
 from slipstream.serving.router.balancer import InstanceState, LoadBalancer
-from slipstream.serving.router.ticket import TicketError, TicketSigner
+from slipstream.serving.router.response_times import ResponseTimes
+from slipstream.serving.router.stored_lengths import StoredLengths
+from slipstream.serving.router.ticket import TicketSigner
 from slipstream.serving.router.upstream import (
     ConnectError,
     ConnectionLostError,
@@ -51,42 +80,15 @@ from slipstream.serving.router.upstream import (
     UpstreamAnswer,
     UpstreamError,
 )
+from slipstream.serving.tenants import inner_user
 
-FORWARDED = {
-    endpoint.path: endpoint
-    for endpoint in ENDPOINTS
-    if endpoint.name in ("preinfer", "rank", "recommend", "events")
-}
-USERS = "/v1/users/"
-OF_A_USER = {"GET": "user", "DELETE": "delete"}
-PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow"})
-ASSUMED_TOKENS = 512  # of a request without a history: the router does not look up stored users
+PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow", TIMING_HEADER.encode()})
+OBSERVED = "slipstream.observed"  # key of an `ObservedRequest` in the scope
 GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
-SLOW_SECONDS = 0.5  # an instance that does not answer for this long counts as failing
+SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet, not the caller's to extend
 MAX_MISSED_PROBES = 3  # in a row; then an instance counts as not ready
 _BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
-
-
-class HistoryLength(msgspec.Struct):
-    """The number of items in a history; nothing else of it is decoded."""
-
-    items: msgspec.Raw = msgspec.Raw(b"")
-
-    def tokens(self) -> int:
-        """The number of items."""
-        return bytes(self.items).count(b",") + 1
-
-
-class RoutingFields(msgspec.Struct):
-    """The fields of a request that decide where it goes; the instance checks all others."""
-
-    user: m.User
-    ticket: m.TicketText | None = None
-    history: HistoryLength | None = None
-
-    def tokens(self) -> int:
-        """The tokens of the request, an estimate."""
-        return self.history.tokens() if self.history is not None else ASSUMED_TOKENS
+_BEHAVIOURS = BEHAVIOURS_HEADER.encode()
 
 
 class Router:
@@ -101,72 +103,109 @@ class Router:
         instance_key: str = "",
         probe_seconds: float = 0.25,
         probe_timeout: float = 1.0,
+        connections: ConnectionTable | None = None,
+        rates: RateLimit | None = None,
+        allow_kill: bool = False,
     ) -> None:
         self.balancer, self._signer, self._limits = balancer, signer, limits
         self._probe_seconds, self._probe_timeout = probe_seconds, probe_timeout
-        self._upstreams = {i.name: _open_upstream(i) for i in balancer.instances}
+        self.clock, self._connections = balancer.clock, connections or ConnectionTable()
+        self.rates = rates or RateLimit(limits)
+        self.upstreams = {i.name: _open_upstream(i, self.clock) for i in balancer.instances}
         key = f"{KEY_HEADER}: {instance_key}\r\n" if instance_key else ""
-        self._common = (
+        self.common = (  # of every request to an instance
             f" HTTP/1.1\r\nhost: instance\r\ncontent-type: application/json\r\n{key}".encode()
         )
-        self._decode = msgspec.json.Decoder(RoutingFields).decode
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(ticket_expired=0, ticket_invalid=0)
+        self.stored = StoredLengths()
         self.statuses: dict[str, m.StatusAnswer] = {}  # of each instance, as last probed
-        self.draining = False
+        self.times = {i.name: ResponseTimes() for i in balancer.instances}
+        self.admin, self.allow_kill = RouterAdmin(self), allow_kill
         self._missed_probes: Counter[str] = Counter()
 
     # Forwarding
 
     async def forward(self, scope: Scope, receive: Receive) -> UpstreamAnswer:
         """Forward one request: read it, choose an instance, send it, try the next on failure."""
-        now = time.monotonic()
-        deadline = read_deadline(scope, self._limits, now)
+        deadline = read_deadline(scope, self._limits, self.clock.now())
         body = await read_body(scope, receive, self._limits)
         path: str = scope["path"]
-        owner = None
-        if path in FORWARDED:
+        caller: Caller = scope.get(CALLER, NOBODY)
+        owner, of_a_user = None, user_of_path(scope["method"], path)
+        if (scope["method"], path) in OF_ANY_INSTANCE:
+            endpoint = OF_ANY_INSTANCE[scope["method"], path]
+            if not body and endpoint.request is not None:
+                raise HttpProblem(400, "bad_request", no_body(endpoint))
+            user, behaviours = body.decode("utf-8", "replace") or path, 0
+        elif path in FORWARDED:
             if not body:
                 raise HttpProblem(400, "bad_request", no_body(FORWARDED[path]))
-            fields = self._decode(body)
-            user = fields.user
-            if fields.ticket is not None:
-                owner = self._owner(fields.ticket, user, path)
-            tokens = 0 if path == "/v1/events" else fields.tokens()
+            fields = decode_fields(body)
+            self._charge(caller, fields)
+            user = inner_user(caller.tenant, fields.user)
+            ticket = self._signer.find(fields.ticket, user, self.counts)
+            owner = None if ticket is None else ticket.instance
+            behaviours = fields.behaviours(user, self.stored) if path in RANKING else 0
         else:
-            user, tokens = path.removeprefix(USERS), 0
-        return await self._send(scope, body, user, tokens, owner, deadline)
+            assert of_a_user is not None
+            user, behaviours = inner_user(caller.tenant, of_a_user[1]), 0
+        start = self._start(scope, caller, user)
+        async with GoneClient(receive):
+            answer = await self._send(scope, start, body, user, behaviours, owner, deadline)
+            if of_a_user is not None and of_a_user[0] == "delete" and answer.status == 200:
+                await self.admin.forget(start, deadline)
+        for name, value in answer.headers:
+            if name == _BEHAVIOURS:
+                self.stored.note(user, int(value))
+        return answer
 
-    def _owner(self, ticket: str, user: str, path: str) -> str | None:
-        """The instance a ticket names; None for an expired one that a pre-inference brings."""
-        try:
-            return self._signer.read(ticket, user).instance
-        except TicketError as error:
-            if path == "/v1/preinfer" and error.code == "ticket_expired":
-                return None
-            raise
+    def _charge(self, caller: Caller, fields: RoutingFields) -> None:
+        """Take what a request costs above one from its caller's rate; refuse it where too much."""
+        if caller.rate is None and self._limits.requests_per_second is None:
+            return
+        wait = self.rates.take(caller.slot, max(0.0, fields.cost() - 1), caller.rate)
+        if wait:
+            raise rate_problem(wait)
+
+    def _start(self, scope: Scope, caller: Caller, user: str) -> bytes:
+        """Return the beginning of the request to an instance, up to its deadline and its body."""
+        start = f"{scope['method']} ".encode() + _raw_target(scope) + self.common
+        if caller.tenant is not None:
+            start += f"{TENANT_HEADER}: {caller.tenant}\r\n".encode()
+        observed: ObservedRequest | None = scope.get(OBSERVED)
+        if observed is not None:
+            observed.user = user
+            start += observed.forwarded()
+        return start
 
     async def _send(
-        self, scope: Scope, body: bytes, user: str, tokens: int, owner: str | None, deadline: float
+        self,
+        scope: Scope,
+        start: bytes,
+        body: bytes,
+        user: str,
+        behaviours: int,
+        owner: str | None,
+        deadline: float,
     ) -> UpstreamAnswer:
-        """Send a request to one instance after another until one answers."""
+        """Send a request to one instance after another until one answers.
+
+        A refusal for overload (429) is returned when another instance has refused or failed too.
+        """
         repeatable = scope["path"] != "/v1/events"
-        start = f"{scope['method']} ".encode() + _raw_target(scope) + self._common
+        observed: ObservedRequest | None = scope.get(OBSERVED)
         tried: set[str] = set()
+        refusal: UpstreamAnswer | None = None
         while True:
-            now = time.monotonic()
-            if now >= deadline:
-                raise HttpProblem(
-                    504, "deadline_passed", "the deadline passed before an instance could answer"
-                )
-            instance = self.balancer.choose(user, tokens, now, owner=owner, tried=tried)
-            if instance is None:
-                self.counts["no_instance"] += 1
-                raise HttpProblem(
-                    503, "unavailable", "no instance is ready; try again soon", retry_after=1.0
-                )
+            left = deadline - self.clock.now()
+            instance = self.balancer.choose(user, behaviours, owner=owner, tried=tried)
+            if left <= 0 or instance is None:
+                if refusal is not None:
+                    return refusal
+                raise self._not_sent(left)
             try:
-                with self.balancer.outstanding(instance, tokens, now):
-                    answer = await self._try(instance, start, body, deadline - now)
+                with self.balancer.outstanding(instance, behaviours):
+                    answer = await self._try(instance, start, body, left, timed=behaviours > 0)
             except UpstreamError as error:
                 if isinstance(error, ConnectionLostError) and not repeatable:
                     raise HttpProblem(
@@ -176,31 +215,53 @@ class Router:
                         "see `after`",
                     ) from error
             else:
-                if not (answer.status == 503 and instance.draining):
+                if answer.status == 429 and refusal is None and repeatable:
+                    refusal = answer
+                elif not (answer.status == 503 and instance.draining):
+                    if observed is not None:
+                        observed.instance = instance.name
+                    if scope["path"] in RANKING and answer.status < 300:
+                        self.balancer.note_served(user, instance)
                     return answer
             tried.add(instance.name)
             self.counts["retries"] += 1
 
+    def _not_sent(self, left: float) -> HttpProblem:
+        """Return why a request was sent to no instance, `left` seconds before its deadline."""
+        if left <= 0:
+            return HttpProblem(
+                504, "deadline_passed", "the deadline passed before an instance could answer"
+            )
+        self.counts["no_instance"] += 1
+        return HttpProblem(
+            503, "unavailable", "no instance is ready; try again soon", retry_after=1.0
+        )
+
     async def _try(
-        self, instance: InstanceState, start: bytes, body: bytes, left: float
+        self, instance: InstanceState, start: bytes, body: bytes, left: float, *, timed: bool
     ) -> UpstreamAnswer:
-        """Send a request to one instance, `left` seconds before its deadline; note the outcome."""
+        """Send a request to one instance, `left` seconds before its deadline; note the outcome.
+
+        The time of a request that is `timed` says how fast the instance is.
+        """
         head = b"%s: %d\r\ncontent-length: %d\r\n\r\n" % (
             _DEADLINE,
             max(1, left * 1000),
             len(body),
         )
-        upstream = self._upstreams[instance.name]
+        upstream, sent = self.upstreams[instance.name], self.clock.now()
         try:
             answer = await upstream.request(start + head + body, left + GRACE_SECONDS)
         except UpstreamError as error:
             self._note_failure(instance, error)
             raise
         except TimeoutError:
-            if left >= SLOW_SECONDS:
-                instance.breaker.note_failure(time.monotonic())
+            self.balancer.note_silence(instance, grave=left >= SLOW_SECONDS)
             raise
-        self._note_answer(instance, answer)
+        seconds = self.clock.now() - sent if timed and answer.status < 400 else None
+        if seconds is not None:
+            self.times[instance.name].add(self.clock.now(), seconds)
+        self._note_answer(instance, answer, seconds, patient=left >= SLOW_SECONDS)
         return answer
 
     def _note_failure(self, instance: InstanceState, error: UpstreamError) -> None:
@@ -208,24 +269,35 @@ class Router:
         if isinstance(error, ConnectError):
             instance.ready = False  # until a probe finds it again
         if not isinstance(error, PoolFullError):
-            instance.breaker.note_failure(time.monotonic())
+            self.balancer.note_silence(instance)
 
-    def _note_answer(self, instance: InstanceState, answer: UpstreamAnswer) -> None:
-        instance.breaker.note_success()
+    def _note_answer(
+        self, instance: InstanceState, answer: UpstreamAnswer, seconds: float | None, patient: bool
+    ) -> None:
+        """Note what an answer says of its instance: its backlog, its health.
+
+        An instance is not to blame for a store that is away (503) or a short deadline (504), unless
+        the others do better.
+        """
         for name, value in answer.headers:
             if name == _BACKLOG:
                 instance.reported = int(value)
         if answer.status == 503 and b'"draining"' in answer.body:
             instance.draining = True
+            return
+        grave = answer.status != 503 and (answer.status != 504 or patient)
+        self.balancer.note_answer(
+            instance, failed=answer.status >= 500, seconds=seconds, grave=grave
+        )
 
     # Watching the instances
 
     async def probe(self, instance: InstanceState) -> None:
         """Ask an instance for its status and keep the answer."""
-        request = b"GET /v1/status" + self._common + b"content-length: 0\r\n\r\n"
+        request = b"GET /v1/status" + self.common + b"content-length: 0\r\n\r\n"
         name = instance.name
         try:
-            answer = await self._upstreams[name].request(request, self._probe_timeout)
+            answer = await self.upstreams[name].request(request, self._probe_timeout)
             if answer.status != 200:
                 raise ConnectionLostError
             status = msgspec.json.decode(answer.body, type=m.StatusAnswer)
@@ -236,7 +308,7 @@ class Router:
             return
         self._missed_probes[name] = 0
         if not instance.ready:
-            instance.breaker.note_success()  # a new process: the old one's failures do not count
+            instance.reset()  # a new process: the old one's failures do not count
         instance.ready = status.ready or status.draining
         instance.draining, instance.reported = status.draining, status.backlog
         self.statuses[name] = status
@@ -264,87 +336,27 @@ class Router:
 
     def close(self) -> None:
         """Close the idle connections to the instances."""
-        for upstream in self._upstreams.values():
+        for upstream in self.upstreams.values():
             upstream.close()
-
-    # The router's own endpoints
-
-    def handlers(self) -> dict[str, Handler]:
-        """The endpoints that the router answers itself, by name."""
-        return {name: getattr(self, name) for name in ("healthz", "readyz", "drain", "reload")}
-
-    async def healthz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
-        """Whether the process is alive."""
-        return m.HealthAnswer("ok")
-
-    async def readyz(self, _message: None, context: RequestContext) -> m.HealthAnswer:
-        """Whether the router takes requests: it is not draining, and an instance is usable."""
-        now = time.monotonic()
-        if self.draining or not any(i.usable(now) for i in self.balancer.instances):
-            raise HttpProblem(
-                503, "unavailable", "draining" if self.draining else "no instance is ready"
-            )
-        return m.HealthAnswer("ok")
-
-    async def drain(self, request: m.DrainRequest, context: RequestContext) -> m.DrainAnswer:
-        """Drain one instance by name, or this router.
-
-        A draining router is not ready, but it serves the requests that still come.
-        """
-        if request.instance is None:
-            self.draining = True
-            return m.DrainAnswer("router")
-        instance = self.balancer.by_name.get(request.instance)
-        if instance is None:
-            known = ", ".join(sorted(self.balancer.by_name))
-            raise HttpProblem(
-                404, "not_found", f"no instance is called '{request.instance}'; there are {known}"
-            )
-        await self._command(instance, "/admin/drain", b"{}", context.deadline)
-        instance.draining = True
-        return m.DrainAnswer(instance.name)
-
-    async def reload(self, request: m.ReloadRequest, context: RequestContext) -> m.ReloadAnswer:
-        """Let the instances open the bundle again, one at a time: the others serve meanwhile."""
-        body = msgspec.json.encode(request)
-        total = m.ReloadAnswer({}, {})
-        for instance in self.balancer.instances:
-            answer = await self._command(instance, "/admin/reload", body, context.deadline)
-            part = msgspec.json.decode(answer.body, type=m.ReloadAnswer)
-            total.before |= part.before
-            total.after |= part.after
-        return total
-
-    async def _command(
-        self, instance: InstanceState, path: str, body: bytes, deadline: float
-    ) -> UpstreamAnswer:
-        """Send an admin request to one instance; its refusal is raised as the router's own."""
-        length = f"content-length: {len(body)}\r\n\r\n".encode()
-        request = f"POST {path}".encode() + self._common + length + body
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            answer = await self._upstreams[instance.name].request(request, left)
-        except UpstreamError as error:
-            raise HttpProblem(
-                502, "instance_failed", f"instance '{instance.name}' did not answer"
-            ) from error
-        if answer.status >= 400:
-            problem = msgspec.json.decode(answer.body, type=m.Problem)
-            raise HttpProblem(
-                answer.status, problem.error, f"instance '{instance.name}': {problem.detail}"
-            )
-        return answer
 
     def figures(self) -> Mapping[tuple[str, ...], float]:
         """The router's counts and the last status of every instance, for /metrics."""
         found: dict[tuple[str, ...], float] = {
             (f"router_{name}",): float(count) for name, count in self.counts.items()
         }
+        found |= {(f"router_{name}",): value for name, value in self._connections.figures().items()}
+        found |= {
+            (f"router_ejected_{reason}",): float(count)
+            for reason, count in self.balancer.ejected.items()
+        }
         for instance in self.balancer.instances:
             name, ready = instance.name, instance.ready and not instance.draining
-            found["router_outstanding_tokens", name] = instance.outstanding
+            found["router_outstanding_behaviours", name] = instance.outstanding
             found["router_instance_ready", name] = float(ready)
             found["router_breaker_failures", name] = instance.breaker.failures
+            found["router_ejections", name] = instance.ejections
+        versions = {status.version for status in self.statuses.values()}
+        found["router_versions",] = float(len(versions))
         for name, status in self.statuses.items():
             found |= {(f"instance_{figure}", name): value for figure, value in status.stats.items()}
         return found
@@ -356,72 +368,74 @@ def _raw_target(scope: Scope) -> bytes:
     return target + b"?" + query if query else target
 
 
-def _open_upstream(instance: InstanceState) -> Upstream:
+def _open_upstream(instance: InstanceState, clock: Clock) -> Upstream:
+    if instance.url.startswith("unix:/"):
+        return Upstream("", 0, clock, path=instance.url.removeprefix("unix:"))
     address = urlsplit(instance.url)
     if address.scheme != "http" or address.hostname is None or address.port is None:
         raise SlipstreamError(
-            f"'{instance.url}' is not the address of an instance; write it as http://HOST:PORT"
+            f"'{instance.url}' is not the address of an instance; write it as http://HOST:PORT or "
+            "unix:PATH"
         )
-    return Upstream(address.hostname, address.port)
+    return Upstream(address.hostname, address.port, clock)
 
 
 class RouterApp:
     """The ASGI app: it forwards some paths itself and leaves the others to Starlette."""
 
-    def __init__(self, router: Router, limits: Limits) -> None:
-        self.router = router
-        self._metrics = RequestMetrics(router.figures, ("instance",))
+    def __init__(self, router: Router, limits: Limits, metrics_file: Path | None = None) -> None:
+        self.router, self.fleet = router, FleetEndpoints(router)
+        self.metrics = RequestMetrics(router.figures, ("instance",), file=metrics_file)
+        own = {**router.admin.handlers(), **self.fleet.handlers()}
         self._others: ASGIApp = build(
-            "router", {**router.handlers(), **_forwarded_handlers()}, limits, self._metrics
+            "router", {**own, **forwarded_handlers()}, limits, self.metrics
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        name = _forwarded_name(scope["method"], scope["path"])
+        name = forwarded_name(scope["method"], scope["path"])
         if name is None:
             await self._others(scope, receive, send)
             return
-        started = time.monotonic()
+        clock = self.router.clock
+        started = clock.now()
+        observed = scope[OBSERVED] = observer().begin(scope, name)
         try:
             answer = await self.router.forward(scope, receive)
             status, body = answer.status, answer.body
             headers = [pair for pair in answer.headers if pair[0] in PASSED_ON]
+            observed.note_answer(answer.headers)
         except Exception as error:
             problem = problem_of(error)
             status, headers, body = problem.status, problem_headers(problem), problem_body(problem)
-        self._metrics.count(name, status, time.monotonic() - started)
+            observed.reason = problem.code
+        seconds = clock.now() - started
+        self.metrics.count(name, status, seconds, observed.hit, observed.reason)
+        observer().end(observed, name, status, seconds)
+        headers.append((ID_HEADER.encode(), observed.request_id.encode()))
+        self.fleet.note(status, body)
         await send_answer(send, status, headers, body)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with self.router.probing():
+        async with self.router.probing(), sharing(self.metrics):
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _forwarded_name(method: str, path: str) -> str | None:
-    """The endpoint's name if its requests are forwarded."""
-    if method == "POST":
-        return FORWARDED[path].name if path in FORWARDED else None
-    return OF_A_USER.get(method) if path.startswith(USERS) and path != USERS else None
+def build_router(
+    router: Router,
+    keys: Keys,
+    limits: Limits,
+    metrics_file: Path | None = None,
+    hosts: frozenset[str] = LOOPBACK_NAMES,
+) -> Gate:
+    """Build the ASGI app of a router, ready for uvicorn; its file shares what it counts.
 
-
-def _forwarded_handlers() -> dict[str, Handler]:
-    """Handlers for the forwarded paths, so that Starlette answers a wrong method with 405.
-
-    Requests with the right method never come here.
+    `hosts` are the names it answers to where there are no keys.
     """
-
-    async def refuse(_message: object, _context: RequestContext) -> None:
-        raise HttpProblem(404, "not_found", "Not Found")
-
-    names = [endpoint.name for endpoint in FORWARDED.values()]
-    return dict.fromkeys((*names, *OF_A_USER.values()), refuse)
-
-
-def build_router(router: Router, keys: Keys, limits: Limits) -> Gate:
-    """Build the ASGI app of a router, ready for uvicorn."""
-    return Gate(RouterApp(router, limits), keys, limits)
+    app = RouterApp(router, limits, metrics_file)
+    return Gate(app, keys, limits, app.metrics, rates=router.rates, hosts=hosts)

@@ -1,4 +1,4 @@
-"""The process of one router: `python -m slipstream.serving.http.router_process SETTINGS`.
+"""The process of one router: `python -m slipstream.serving.http.router_process -`.
 
 It starts in well under a second, because nothing here imports torch. Touch this when a router gets
 another setting.
@@ -6,15 +6,20 @@ another setting.
 
 import os
 import sys
+from pathlib import Path
 
 import msgspec
+from starlette.types import ASGIApp
 
-from slipstream.serving.http.limits import Keys, Limits
+from slipstream.serving.http.gate import LOOPBACK_NAMES
+from slipstream.serving.http.limits import Limits, RateLimit
+from slipstream.serving.http.page_files import PageFiles
 from slipstream.serving.http.process import (
     INSTANCE_KEY_VARIABLE,
-    KEYS_VARIABLE,
     ProcessSettings,
     keys_from_environment,
+    open_table,
+    read_settings,
     run_app,
     secret_from_environment,
 )
@@ -39,15 +44,21 @@ class RouterSettings(ProcessSettings, kw_only=True):
     deadline_ms: float = 1_000.0
     requests_per_second: float | None = None
     burst: int = 100
+    rate_file: str | None = None  # shared by the routers of a machine
     load_factor: float = 1.25
-    slack_tokens: int = 1_024
+    slack_behaviours: int = 1_024
     long_from: int | None = None
+    affinity: bool = True
+    alone: bool = False  # no other router serves the same instances
     probe_seconds: float = 0.25
+    allow_kill: bool = False
+    page: str | None = None  # directory of the web page
+    metrics_file: str | None = None  # where its counts are shared with the other routers
 
 
-def main(text: str) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    settings = msgspec.json.decode(text, type=RouterSettings)
+def main(argument: str) -> None:
+    """Serve until SIGTERM or SIGINT; `-` reads the settings from stdin."""
+    settings = read_settings(argument, RouterSettings)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
         deadline_ms=settings.deadline_ms,
@@ -57,18 +68,28 @@ def main(text: str) -> None:
     balancer = LoadBalancer(
         [InstanceState(address.name, address.url, address.pool) for address in settings.instances],
         load_factor=settings.load_factor,
-        slack_tokens=settings.slack_tokens,
+        slack_behaviours=settings.slack_behaviours,
         long_from=settings.long_from,
+        affinity=settings.affinity,
+        alone=settings.alone,
     )
+    table = open_table(settings)
     router = Router(
         balancer,
         TicketSigner(secret_from_environment()),
         limits,
         instance_key=os.environ.get(INSTANCE_KEY_VARIABLE, ""),
         probe_seconds=settings.probe_seconds,
+        connections=table,
+        rates=RateLimit(limits, settings.rate_file),
+        allow_kill=settings.allow_kill,
     )
-    app = build_router(router, Keys(keys_from_environment(KEYS_VARIABLE)), limits)
-    run_app(app, settings, lambda: None)
+    file = None if settings.metrics_file is None else Path(settings.metrics_file)
+    hosts = LOOPBACK_NAMES | {settings.host.lower()}
+    app: ASGIApp = build_router(router, keys_from_environment(), limits, file, hosts)
+    if settings.page is not None:
+        app = PageFiles(Path(settings.page), app)
+    run_app(app, settings, lambda: None, table)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ never run what could correct it. Touch this when another kind of work needs a pr
 """
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import CHUNK_TOKENS, Engine
 from slipstream.serving.engine.prefix import PrefixBuffer
@@ -40,6 +40,12 @@ Sample = tuple[int, int, float]  # new tokens, past tokens, seconds
 
 def _features(new: float, past: float) -> np.ndarray:
     return np.array([1.0, new, new * (past + new / 2), past])
+
+
+def _predicted(coefficients: np.ndarray, new: float, past: float) -> float:
+    """Return coefficients x features; plain numbers, because a request asks many times."""
+    a, b, c, d = coefficients.tolist()
+    return float(a + b * new + c * new * (past + new / 2) + d * past)
 
 
 def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
@@ -73,7 +79,7 @@ class CostModel:
     layers: int = 1
     slice_seconds: float = 0.008  # longest step of a prefill
     samples: Sequence[Sample] = ()  # what it was fitted to
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = SYSTEM_CLOCK
     # Seen / predicted: the running mean, and the 99th percentile.
     _factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
     _tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL))
@@ -81,7 +87,7 @@ class CostModel:
 
     @classmethod
     def measure(
-        cls, engine: Engine, *, seconds: float = 1.5, clock: Callable[[], float] = time.perf_counter
+        cls, engine: Engine, *, seconds: float = 1.5, clock: Clock = SYSTEM_CLOCK
     ) -> "CostModel":
         """Run passes of several sizes for about `seconds` and fit them."""
         most = (
@@ -104,19 +110,19 @@ class CostModel:
         for fill, shape in kinds:
             run(*shape, fill=fill)  # warm-up, not counted
         found: dict[tuple[bool, tuple[int, int]], list[float]] = {kind: [] for kind in kinds}
-        begin = clock()
-        while clock() - begin < seconds or not found[kinds[0]]:
+        begin = clock.now()
+        while clock.now() - begin < seconds or not found[kinds[0]]:
             for fill, shape in kinds:
-                start = clock()
+                start = clock.now()
                 run(*shape, fill=fill)
-                found[fill, shape].append(clock() - start)
+                found[fill, shape].append(clock.now() - start)
         samples, fills = (
             [(*shape, float(np.median(found[fill, shape]))) for shape in shapes]
             for fill in (False, True)
         )
-        start = clock()
+        start = clock.now()
         copied = run.copy()
-        return cls.fit(samples, (clock() - start) / copied, fills)
+        return cls.fit(samples, (clock.now() - start) / copied, fills)
 
     @classmethod
     def fit(
@@ -158,7 +164,7 @@ class CostModel:
         fill = self.coefficients if self.fill_coefficients is None else self.fill_coefficients
         while at < tokens:
             step = min(chunk, tokens - at)
-            total += float(fill @ _features(step, at))
+            total += _predicted(fill, step, at)
             at += step
         return self.factor("prefill") * total
 
@@ -197,15 +203,15 @@ class CostModel:
         self._tails[kind] = max(
             1 / _MOST, tail + (step * _TAIL if ratio > tail else -step * (1 - _TAIL))
         )
-        self._seen_at[kind] = self.clock()
+        self._seen_at[kind] = self.clock.now()
 
     def _trust(self, kind: str) -> float:
         """Return how much of what was learnt still counts."""
-        return math.exp(-max(0.0, self.clock() - self._seen_at[kind]) / _FADE_SECONDS)
+        return math.exp(-max(0.0, self.clock.now() - self._seen_at[kind]) / _FADE_SECONDS)
 
     def plain_seconds(self, new: int, past: int) -> float:
         """Predict a pass as measured at the start, without factors."""
-        return float(self.coefficients @ _features(new, past))
+        return _predicted(self.coefficients, new, past)
 
 
 class _Passes:
@@ -214,15 +220,20 @@ class _Passes:
     def __init__(self, engine: Engine, capacity: int) -> None:
         self.engine = engine
         self.buffer = PrefixBuffer(engine.shape, capacity)
-        for tensor in [*self.buffer.keys, *self.buffer.values]:
-            tensor.normal_(std=0.1)
+        shape = engine.shape
+        for layer in range(shape.layers):
+            rows = (
+                0.1 * torch.randn(capacity, shape.heads, width) for width in (shape.dqk, shape.dv)
+            )
+            self.buffer.write(layer, 0, *rows)
         self.buffer.times_S.zero_()
         rows_T = torch.randint(
             0, len(engine.items), (capacity,), generator=torch.Generator().manual_seed(0)
         )
         labels_TA = torch.zeros(capacity, len(engine.tasks) if engine.task == "ranking" else 0)
         user = dict.fromkeys(engine.encoder.features, 0)
-        self.history = EncodedHistory(rows_T, torch.arange(capacity), labels_TA, user)
+        context = {name: torch.zeros_like(rows_T) for name in engine.encoder.context}
+        self.history = EncodedHistory(rows_T, torch.arange(capacity), labels_TA, user, context)
 
     def __call__(self, new: int, past: int, *, fill: bool) -> None:
         history = self.history.part(0, max(1, new // self.engine.tokens_per_behaviour))

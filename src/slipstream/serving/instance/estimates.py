@@ -6,9 +6,14 @@ cost_model.py.
 
 from collections.abc import Callable, Sequence
 
-from slipstream.serving.engine.engine import Engine, RankQuery
+import torch
+
+from slipstream.serving.engine.engine import Engine
+from slipstream.serving.engine.passes import CANDIDATE_TILE
+from slipstream.serving.engine.rank_query import RankQuery
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.instance_config import InstanceConfig
+from slipstream.serving.instance.request_stages import computed_in_line
 from slipstream.serving.request_errors import OverloadError
 
 
@@ -19,13 +24,8 @@ class RequestEstimates:
         self.engine, self.cost, self.config = engine, cost, config
 
     def batch_seconds(self, queries: Sequence[RankQuery]) -> float:
-        """Predict one pass over these queries.
-
-        Several prefixes are joined by copying, which a batch must earn back. Each is copied three
-        times: end to end with the other prefixes, once more with the new tokens, and into their
-        order.
-        """
-        total, copied = 0.0, 0
+        """Predict one pass over these queries."""
+        total = 0.0
         for query in queries:
             past = 0 if query.past is None else query.past.tokens
             new = (
@@ -34,11 +34,19 @@ class RequestEstimates:
                 + (0 if past else self.engine.user_tokens)
             )
             total += self.cost.pass_seconds(new, past)
-            copied += self.engine.shape.nbytes(past) if past else 0
         if len(queries) > 1:
             total -= (len(queries) - 1) * self.cost.pass_seconds(0, 0)
-            total += 3 * self.cost.copy_seconds(copied)
         return total
+
+    def score_seconds(self, query: RankQuery) -> float:
+        """Predict the scoring of one query, its candidates in tiles."""
+        tiles = torch.split(query.candidates_C, CANDIDATE_TILE)
+        seconds = self.batch_seconds([query.with_candidates(tiles[0])])
+        if len(tiles) > 1:
+            past = 0 if query.past is None else query.past.tokens
+            before = past + self.engine.tokens_per_behaviour * len(query.new)
+            seconds += (len(tiles) - 1) * self.cost.pass_seconds(CANDIDATE_TILE, before)
+        return seconds
 
     def rank_seconds(self, past_tokens: int, candidates: int) -> float:
         """Predict the ranking of candidates behind a prefix, its held behaviours included."""
@@ -49,6 +57,8 @@ class RequestEstimates:
 
         A short history is ranked in one pass.
         """
+        if computed_in_line():
+            return False
         if not tokens or not self.config.trigger.enabled:
             return tokens > 0
         new = self._held_tokens + self.config.expected_candidates

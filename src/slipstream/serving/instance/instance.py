@@ -11,10 +11,12 @@ whatever became of the request. Touch this when a request takes another way thro
 """
 
 import asyncio
+import contextlib
+import functools
 import math
-import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,17 @@ from slipstream.bundle import Bundle
 from slipstream.history.user_history import History
 from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.cache.prefix_cache import Busy, Lease
+from slipstream.serving.cache.prefix_memory import PREFIX_MEMORY, PrefixMemory
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
+from slipstream.serving.engine.cold_items import ColdItems
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.items import ItemIds
+from slipstream.serving.engine.passes import CANDIDATE_TILE
 from slipstream.serving.engine.prefix import PrefixKey
+from slipstream.serving.engine.rank_query import RankQuery
 from slipstream.serving.engine.serving_rules import ServingRules
+from slipstream.serving.instance.cascade import Cascade
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.estimates import RequestEstimates
 from slipstream.serving.instance.instance_config import (
@@ -38,7 +46,7 @@ from slipstream.serving.instance.instance_config import (
     RankResult,
 )
 from slipstream.serving.instance.job_runner import JobRunner
-from slipstream.serving.instance.prefix_manager import HeldPrefix, PrefixManager
+from slipstream.serving.instance.prefix_manager import HeldPrefix, PrefixManager, ReadyHistory
 from slipstream.serving.instance.scheduler import Kind, Scheduler
 from slipstream.serving.instance.stats import collect_stats
 from slipstream.serving.instance.trigger import ADMITTED, Prospect, Trigger
@@ -52,14 +60,30 @@ class Instance:
 
     def __init__(
         self,
-        bundle: str | Path | Bundle,
+        bundle: str | Path | Bundle | Engine,
         config: InstanceConfig | None = None,
         cost: CostModel | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        retrieval: "Instance | None" = None,
+        memory: PrefixMemory = PREFIX_MEMORY,
+        threaded: bool = True,
     ) -> None:
-        self.config = config or InstanceConfig()
-        torch.set_num_threads(self.config.threads)
-        self.engine = Engine(bundle)
+        """Open a bundle and start the compute thread.
+
+        `retrieval` is another instance that retrieves for this one, and ends with it. Without
+        `threaded` the caller runs the steps of `scheduler` itself, as a simulation does.
+        """
+        self.retrieval = retrieval
+        self.config, self.clock = config or InstanceConfig(), clock
+        if threaded:
+            torch.set_num_threads(self.config.threads)
+        precision = self.config.kv_precision
+        self.engine = bundle if isinstance(bundle, Engine) else Engine(bundle, precision)
+        if self.config.search != "exact" and self.engine.search is not None:
+            self.engine.search.build_index(self.config.search)
         self.cost = cost or CostModel.measure(self.engine, seconds=self.config.calibrate_seconds)
+        self.cost.clock = clock
         self.cost.layers = self.engine.shape.layers
         self.cost.slice_seconds = self.config.slice_seconds
         self.estimates = RequestEstimates(self.engine, self.cost, self.config)
@@ -68,25 +92,34 @@ class Instance:
             self.estimates.batch_seconds,
             max_jobs=self.config.max_jobs,
             max_batch=self.config.max_batch,
+            clock=clock,
         )
         self.jobs = JobRunner(self.scheduler, self.cost)
-        self.prefixes = PrefixManager(self.engine, self.config, self.estimates, self.jobs)
-        self.trigger = Trigger(self.config.trigger, time.monotonic())
+        self.prefixes = PrefixManager(self.engine, self.config, self.estimates, self.jobs, memory)
+        self.trigger = Trigger(self.config.trigger, clock)
         self.counts: Counter[str] = self.prefixes.counts
         self._announced: dict[PrefixKey, float] = {}  # when a prefix was admitted, until it is used
         self.ranking = 0  # requests being ranked
         self.draining = False
-        self.scheduler.start()
+        if threaded:
+            self.scheduler.start()
+
+    @functools.cached_property
+    def cascade(self) -> Cascade:
+        """The stages of a recommendation."""
+        return Cascade(self, self.retrieval)
 
     @property
     def version(self) -> str:
-        """The version of the bundle."""
-        return self.engine.version
+        """The version of the bundle; of two, both: retrieval+ranking."""
+        own = self.engine.version
+        return own if self.retrieval is None else f"{self.retrieval.engine.version}+{own}"
 
     @property
     def max_len(self) -> int:
         """The most behaviours a request is scored on."""
-        return self.engine.rules.max_len
+        others = 0 if self.retrieval is None else self.retrieval.max_len
+        return max(others, self.engine.rules.max_len)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -95,8 +128,9 @@ class Instance:
 
     @property
     def backlog(self) -> int:
-        """The tokens of prefixes still to be computed."""
-        return self.prefixes.outstanding_tokens
+        """The behaviours whose prefixes are still to be computed."""
+        others = 0 if self.retrieval is None else self.retrieval.backlog
+        return others + self.prefixes.outstanding_behaviours
 
     @property
     def rules(self) -> ServingRules:
@@ -110,8 +144,9 @@ class Instance:
 
     @property
     def timed(self) -> bool:
-        """Whether the model reads times."""
-        return self.engine.encoder.timed
+        """Whether a model reads times."""
+        others = self.retrieval is not None and self.retrieval.timed
+        return others or self.engine.encoder.timed
 
     @property
     def items(self) -> ItemIds:
@@ -127,9 +162,10 @@ class Instance:
 
         Decides at once; an admitted prefix is computed in the background.
         """
-        now = time.monotonic()
+        now = self.clock.now()
         self._expire(now)
         rank_in = self.config.rank_in if rank_in is None else max(0.0, rank_in)
+        rank_in = min(rank_in, self.config.max_pin)
         encoded = self._window(self.engine.encode(history))
         tokens = self.engine.cached_tokens(len(encoded))
         if self.draining:
@@ -145,7 +181,7 @@ class Instance:
             where, key = pinned
             self._announced.setdefault(key, now)
             return Admission(True, where, key, tokens)
-        reason = self.trigger.decide(self._prospect(request, tokens, rank_in, now), now)
+        reason = self.trigger.decide(self._prospect(request, tokens, rank_in, now))
         if reason != ADMITTED:
             return self._refuse(reason, tokens)
         inflight = self.prefixes.inflight.start(request)
@@ -194,33 +230,117 @@ class Instance:
         deadline: float,
         allow_truncate: bool = False,
         request_time: int | None = None,
+        context: Mapping[str, str | None] | None = None,
     ) -> RankResult:
         """Score the candidates after history and `recent`, exactly, from the best prefix there is.
 
-        `deadline` is a moment of `time.monotonic()`.
+        `deadline` is a moment of the instance's clock, `context` the labels of the request.
         """
-        now = time.monotonic()
+        self.check_candidates(len(candidates))
+        rows_C = self.engine.items.rows(candidates)
+        ready = await self.prepare(
+            user,
+            history,
+            recent=recent,
+            candidates=rows_C.numel(),
+            deadline=deadline,
+            allow_truncate=allow_truncate,
+        )
+        return await self.score(
+            ready, rows_C, deadline=deadline, request_time=request_time, context=context
+        )
+
+    def check_candidates(self, count: int) -> None:
+        """Refuse more candidates than one request may have."""
+        if count > self.config.max_candidates:
+            raise BadRequest(
+                f"{count} candidates are more than the {self.config.max_candidates} one request "
+                "may have"
+            )
+
+    async def prepare(
+        self,
+        user: str,
+        history: History,
+        *,
+        recent: History | None = None,
+        candidates: int,
+        deadline: float,
+        allow_truncate: bool = False,
+    ) -> ReadyHistory:
+        """Find or compute the prefix behind which a request is scored, and hold it.
+
+        What is returned goes to `score` or `search`, once, or to `release`.
+        """
+        now = self.clock.now()
         if now >= deadline:
             self.counts["deadline_passed"] += 1
             raise DeadlineError("the deadline had passed when the request arrived")
-        if len(candidates) > self.config.max_candidates:
-            raise BadRequest(
-                f"{len(candidates)} candidates are more than the {self.config.max_candidates} one "
-                "request may have"
-            )
-        rows_C = self.engine.items.rows(candidates)
         older, newer = self._windows(self.engine.encode(history), self.engine.encode(recent))
         self._expire(now)
-        self.ranking += 1
-        try:
-            whole, count = older.then(newer), rows_C.numel()
+        with self.underway():
+            whole = older.then(newer)
             held, hit, kept = await self._prefix_for(
-                user, older, whole, count, deadline, allow_truncate
+                user, older, whole, min(candidates, CANDIDATE_TILE), deadline, allow_truncate
             )
             cached = 0 if held is None else held.prefix.behaviours
             new = whole.part(max(cached, len(whole) - kept))
-            truncated = kept < len(whole)
-            return await self._score(held, new, rows_C, deadline, hit, request_time, truncated)
+            return ReadyHistory(held, new, hit, kept < len(whole))
+
+    def release(self, ready: ReadyHistory) -> None:
+        """Let go of a prepared history that is not scored after all."""
+        if ready.held is not None:
+            ready.held.release()
+
+    async def score(
+        self,
+        ready: ReadyHistory,
+        rows_C: torch.Tensor,
+        *,
+        deadline: float,
+        request_time: int | None = None,
+        context: Mapping[str, str | None] | None = None,
+        cold: ColdItems | None = None,
+    ) -> RankResult:
+        """Score rows of the catalogue, and of `cold` items, after a prepared history."""
+        query = self.query(ready, request_time, context).with_candidates(rows_C)
+        query = replace(query, cold=cold)
+        seconds = self.estimates.score_seconds(query)
+        work: dict[str, Any] = {
+            "request": query,
+            "learn": "inline" if query.past is None else "rank",
+        }
+        if cold is not None or (rows_C.numel() > CANDIDATE_TILE and self.engine.search is None):
+            work = {"steps": self.engine.rank_steps(query), "bulk": True}
+        with self.underway():
+            scores = await self.jobs.run(
+                deadline, seconds, release=lambda: self.prefixes.release(ready.held), **work
+            )
+        self.count_hit(ready)
+        return RankResult(scores, ready.hit, ready.truncated, self.version)
+
+    def query(
+        self,
+        ready: ReadyHistory,
+        request_time: int | None,
+        context: Mapping[str, str | None] | None,
+    ) -> RankQuery:
+        """Return the query of a prepared history without candidates."""
+        if isinstance(ready.held, Lease) and ready.held.slot.pinned_until is None:
+            self._consume(ready.held.slot.key)
+        prefix = None if ready.held is None else ready.held.prefix
+        try:
+            return self.engine.make_query(prefix, ready.new, [], request_time, context)
+        except BaseException:
+            self.release(ready)
+            raise
+
+    @contextlib.contextmanager
+    def underway(self) -> Iterator[None]:
+        """Count a request that is being ranked, and why it was given up."""
+        self.ranking += 1
+        try:
+            yield
         except DeadlineError:
             self.counts["deadline_passed"] += 1
             raise
@@ -229,6 +349,11 @@ class Instance:
             raise
         finally:
             self.ranking -= 1
+
+    def count_hit(self, ready: ReadyHistory) -> None:
+        """Count where the prefix of an answered request was found."""
+        self.counts[f"hit_{ready.hit}"] += 1
+        self.counts["truncated"] += ready.truncated
 
     async def _prefix_for(
         self,
@@ -272,70 +397,11 @@ class Instance:
         return self.estimates.behaviours_in_time(
             len(whole),
             candidates,
-            deadline - time.monotonic() - queued,
+            deadline - self.clock.now() - queued,
             queued=queued,
             prefill=prefill,
             allow_truncate=allow_truncate,
         )
-
-    async def _score(
-        self,
-        held: HeldPrefix | None,
-        new: EncodedHistory,
-        rows_C: torch.Tensor,
-        deadline: float,
-        hit: Hit,
-        request_time: int | None,
-        truncated: bool,
-    ) -> RankResult:
-        """Rank the candidates after the new behaviours, behind the prefix."""
-        if isinstance(held, Lease):
-            self._consume(held.slot.key)
-        prefix = None if held is None else held.prefix
-        try:
-            query = self.engine.make_query(prefix, new, [], request_time).with_candidates(rows_C)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
-        scores = await self.jobs.run(
-            deadline,
-            self.estimates.batch_seconds([query]),
-            request=query,
-            learn="inline" if query.past is None else "rank",
-            release=lambda: self.prefixes.release(held),
-        )
-        self.counts[f"hit_{hit}"] += 1
-        self.counts["truncated"] += truncated
-        return RankResult(scores, hit, truncated, self.version)
-
-    # ---- retrieval -------------------------------------------------------------------------------
-
-    async def retrieve(
-        self,
-        history: History,
-        k: int,
-        *,
-        deadline: float,
-        request_time: int | None = None,
-        exclude_seen: bool | None = None,
-        exclude: Any = (),
-    ) -> list[tuple[int | str, float]]:
-        """Return the `k` best items of the catalogue with their scores, best first.
-
-        Which items are left out: see `Engine.retrieve`.
-        """
-        encoded = self._window(self.engine.encode(history))
-
-        def steps() -> Generator[None, None, Any]:
-            return self.engine.retrieve(
-                encoded, k, request_time=request_time, exclude_seen=exclude_seen, exclude=exclude
-            )
-            yield  # makes this a generator: one step, whose value is the result
-
-        seconds = self.cost.prefill_seconds(self.engine.tokens_of(len(encoded)))
-        items, scores = await self.jobs.run(deadline, seconds, steps=steps())
-        return list(zip(items, scores, strict=True))
 
     # ---- bookkeeping -----------------------------------------------------------------------------
 
@@ -351,7 +417,7 @@ class Instance:
         The history is cut where its pre-inference cut it, if the recent behaviours still fit.
         """
         start = self.rules.window_start(len(older))
-        if len(older) - start + len(newer) > self.max_len:
+        if len(older) - start + len(newer) > self.rules.max_len:
             start = self.rules.window_start(len(older) + len(newer))
         return older.part(min(start, len(older))), newer.part(max(0, start - len(older)))
 
@@ -359,11 +425,11 @@ class Instance:
         """Note that an announced prefix is used, and how long after its admission."""
         admitted = self._announced.pop(key, None)
         if admitted is not None:
-            self.trigger.consumed(time.monotonic() - admitted)
+            self.trigger.consumed(self.clock.now() - admitted)
 
     def _expire(self, now: float) -> None:
         """End pins whose request never came, and forget old announcements, a few at a time."""
-        self.counts["wasted"] += self.prefixes.cache.expire(now)
+        self.counts["wasted"] += self.prefixes.cache.expire()
         horizon = now - ANNOUNCED_SECONDS
         for key in [key for key, at in self._announced.items() if at < horizon][:64]:
             del self._announced[key]
@@ -372,31 +438,48 @@ class Instance:
 
     async def forget(self, user: str, deadline: float) -> None:
         """Delete a user's prefixes from every tier, as soon as nothing uses them any more."""
+        if self.retrieval is not None:
+            await self.retrieval.forget(user, deadline)
         while not self.prefixes.forget(user):
-            if time.monotonic() >= deadline:
+            if self.clock.now() >= deadline:
                 raise DeadlineError("the deadline passed while the user's prefixes were in use")
             await asyncio.sleep(0.005)
 
+    def is_alive(self) -> bool:
+        """Return whether the compute thread moves."""
+        return self.scheduler.is_alive()
+
     def stats(self) -> dict[str, float]:
         """Return counters and gauges for /metrics."""
-        self._expire(time.monotonic())
-        return collect_stats(self)
+        self._expire(self.clock.now())
+        found = collect_stats(self)
+        if self.retrieval is not None:
+            others = {f"retrieval_{name}": n for name, n in self.retrieval.stats().items()}
+            found |= others | {"items_not_ranked": float(self.cascade.unranked_items)}
+        return found
 
     async def drain(self, timeout: float = 10.0) -> bool:
         """Refuse pre-inference and wait until nothing is being ranked; False: the time ran out."""
         self.draining = True
-        end = time.monotonic() + timeout
-        while self.ranking and time.monotonic() < end:
+        end = self.clock.now() + timeout
+        others = True
+        if self.retrieval is not None:
+            others = await self.retrieval.drain(timeout)
+        while self.ranking and self.clock.now() < end:
             await asyncio.sleep(0.005)
-        return not self.ranking
+        return others and not self.ranking
 
     def close(self) -> None:
         """End the compute thread; the host tier stays for the next process."""
+        if self.retrieval is not None:
+            self.retrieval.close()
         self.scheduler.close()
         self.prefixes.close()
 
     def discard(self) -> None:
         """Close, and delete the host tier: another version has taken over."""
+        if self.retrieval is not None:
+            self.retrieval.discard()
         self.close()
         if self.config.host_path is not None:
             Path(self.config.host_path).unlink(missing_ok=True)

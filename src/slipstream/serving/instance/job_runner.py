@@ -5,7 +5,6 @@ scheduler.py.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,6 +38,7 @@ class JobRunner:
 
     def __init__(self, scheduler: Scheduler, cost: CostModel) -> None:
         self.scheduler, self.cost, self.waits = scheduler, cost, RecentWaits()
+        self.clock = scheduler.clock
 
     def submit(
         self,
@@ -50,13 +50,14 @@ class JobRunner:
         steps: Iterator[Any] | None = None,
         request: Any = None,
         extra_seconds: float = 0.0,
+        bulk: bool = False,
     ) -> Job:
         """Queue a job predicted to take `seconds`; `on_done` runs on this loop when it has ended.
 
         It is given up `extra_seconds` after its deadline.
         """
         job = Job(kind, deadline, seconds, _on_this_loop(on_done), steps=steps, request=request)
-        job.expires = deadline + extra_seconds
+        job.expires, job.bulk = deadline + extra_seconds, bulk
         self.scheduler.submit(job)
         return job
 
@@ -65,18 +66,22 @@ class JobRunner:
         deadline: float,
         seconds: float,
         *,
+        kind: Kind = Kind.RANK,
         steps: Iterator[Any] | None = None,
         request: Any = None,
         learn: str | None = None,
+        bulk: bool = False,
+        spent: Callable[[float], None] | None = None,
         release: Callable[[], None] | None = None,
     ) -> Any:
-        """Run one job of a ranking request and return its result.
+        """Run one job of a request and return its result.
 
-        `learn` is the kind of work the cost model learns from its time. `release` runs on this loop
-        when the compute thread no longer uses the job's buffers, whatever became of the request.
+        `learn` is the kind of work the cost model learns from its time; `spent` is told that time.
+        `bulk` work lets other requests go first. `release` runs on this loop when the compute
+        thread no longer uses the job's buffers, whatever became of the request.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        submitted = time.monotonic()
+        submitted = self.clock.now()
 
         def on_done(value: Any, error: BaseException | None) -> None:
             if release is not None:
@@ -84,8 +89,11 @@ class JobRunner:
             if error is None:
                 if learn is not None:
                     self.cost.observe(learn, seconds, job.spent)
-                now = time.monotonic()
-                self.waits.add(now, now - submitted - job.spent)
+                if spent is not None:
+                    spent(job.spent)
+                now = self.clock.now()
+                if kind == Kind.RANK and not bulk:
+                    self.waits.add(now, now - submitted - job.spent)
             if result.done():
                 return
             if error is None:
@@ -94,7 +102,9 @@ class JobRunner:
                 result.set_exception(error)
 
         try:
-            job = self.submit(Kind.RANK, deadline, seconds, on_done, steps=steps, request=request)
+            job = self.submit(
+                kind, deadline, seconds, on_done, steps=steps, request=request, bulk=bulk
+            )
         except OverloadError:
             if release is not None:
                 release()

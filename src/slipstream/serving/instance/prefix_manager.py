@@ -7,18 +7,21 @@ given. Touch this when prefixes are looked for in another order, or kept in anot
 """
 
 import asyncio
+import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.errors import SlipstreamError
 from slipstream.serving.cache.expander import Expander
 from slipstream.serving.cache.inflight import InflightPrefix, InflightPrefixes, PrefixRequest
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache
-from slipstream.serving.engine.engine import SUFFIX_ROOM, Engine
-from slipstream.serving.engine.prefix import Prefix, PrefixBuffer, PrefixKey
+from slipstream.serving.cache.prefix_memory import PREFIX_MEMORY, PrefixMemory
+from slipstream.serving.engine.encoding import EncodedHistory
+from slipstream.serving.engine.engine import Engine
+from slipstream.serving.engine.prefix import Prefix, PrefixKey
 from slipstream.serving.instance.estimates import RequestEstimates
 from slipstream.serving.instance.instance_config import Hit, InstanceConfig
 from slipstream.serving.instance.job_runner import JobRunner
@@ -40,20 +43,47 @@ class PrivatePrefix:
 HeldPrefix = Lease | PrivatePrefix
 
 
+@dataclass(frozen=True)
+class ReadyHistory:
+    """What a request is scored behind: a held prefix or none, and the behaviours after it."""
+
+    held: HeldPrefix | None
+    new: EncodedHistory
+    hit: Hit
+    truncated: bool
+
+
+log = logging.getLogger("slipstream.serving")
+
+
 class PrefixManager:
     """The tiers of prefixes of one engine, and the jobs that fill them."""
 
     def __init__(
-        self, engine: Engine, config: InstanceConfig, estimates: RequestEstimates, jobs: JobRunner
+        self,
+        engine: Engine,
+        config: InstanceConfig,
+        estimates: RequestEstimates,
+        jobs: JobRunner,
+        memory: PrefixMemory = PREFIX_MEMORY,
     ) -> None:
         self.engine, self.config, self.estimates, self.jobs = engine, config, estimates, jobs
-        self.cache = PrefixCache(engine.shape, config.device_bytes if config.relay else 64)
+        self.clock = jobs.clock
+        device_bytes = config.device_bytes if config.relay else 64
+        self.cache = PrefixCache(
+            engine.shape,
+            device_bytes,
+            pin_share=config.trigger.memory_share,
+            max_pin_seconds=config.max_pin,
+            clock=self.clock,
+            arena=memory.arena(device_bytes),
+        )
         self.expander: Expander | None = None
         if config.relay and config.host_path is not None and config.host_bytes:
-            self.expander = Expander(engine, config.host_path, config.host_bytes)
+            self.expander = _open_expander(engine, config, memory)
         self.inflight = InflightPrefixes(engine, self.cache, self.expander, estimates.cost)
         self.counts: Counter[str] = Counter()
-        self.outstanding_tokens = 0  # of prefixes being filled
+        self.outstanding_behaviours = 0  # of prefixes being filled
         self.demotions = 0  # copies to the host tier not finished yet
 
     def pin(self, request: PrefixRequest, until: float) -> tuple[str, PrefixKey] | None:
@@ -95,7 +125,7 @@ class PrefixManager:
         queued = self.jobs.scheduler.backlog(deadline)
         tokens = self.engine.cached_tokens(len(request.encoded))
         needed = queued + inflight.job.remaining + self.estimates.rank_seconds(tokens, candidates)
-        if queued and time.monotonic() + needed / OPTIMISM > deadline:
+        if queued and self.clock.now() + needed / OPTIMISM > deadline:
             return None, None
         self.jobs.scheduler.hurry(inflight.job, Kind.RANK, deadline)
         await self._wait(inflight, deadline)
@@ -112,7 +142,9 @@ class PrefixManager:
         self.submit(inflight, Kind.RANK, deadline, None)
         await self._wait(inflight, deadline)
         sources: dict[str, Hit] = {"host": "host", "extended": "extended"}
-        return self.cache.acquire(request.key), sources.get(inflight.source, "inline")
+        # A pin is for the ranking that a pre-inference announced meanwhile, not for this one.
+        lease = self.cache.acquire(request.key, keep_pin=True)
+        return lease, sources.get(inflight.source, "inline")
 
     async def compute_private(self, request: PrefixRequest, deadline: float) -> PrivatePrefix:
         """Compute a prefix in memory of its own."""
@@ -120,7 +152,7 @@ class PrefixManager:
         cost = self.estimates.cost
 
         def steps() -> Generator[int, None, Prefix]:
-            buffer = PrefixBuffer(self.engine.shape, tokens + SUFFIX_ROOM)
+            buffer = self.engine.shape.buffer(tokens)
             chunk = cost.chunk_for(tokens)
             yield from self.engine.prefill_steps(request.encoded, buffer, None, chunk)
             return self.engine.prefix_of(request.encoded, buffer, request.key.digest)
@@ -132,15 +164,14 @@ class PrefixManager:
         self, inflight: InflightPrefix, kind: Kind, deadline: float, pinned_until: float | None
     ) -> None:
         """Queue the steps of a started prefix; it is published, or removed, when they end."""
-        tokens = self.engine.cached_tokens(len(inflight.request.encoded))
+        behaviours = len(inflight.request.encoded)
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         inflight.kind, inflight.done, inflight.pinned_until = kind, done, pinned_until
 
         def on_done(_: Any, error: BaseException | None) -> None:
-            self.outstanding_tokens -= tokens
+            self.outstanding_behaviours -= behaviours
             if error is None:
-                pin = inflight.pinned_until if kind == Kind.PREINFER else None
-                self.inflight.finish(inflight, pin)
+                self.inflight.finish(inflight, inflight.pinned_until)
                 if inflight.source == "computed":
                     self.estimates.cost.observe("prefill", inflight.seconds, inflight.job.spent)
             else:
@@ -160,7 +191,7 @@ class PrefixManager:
         except OverloadError:
             self.inflight.fail(inflight)
             raise
-        self.outstanding_tokens += tokens
+        self.outstanding_behaviours += behaviours
 
     def release(self, held: HeldPrefix | None) -> None:
         """Demote a prefix that a ranking has used, and end its lease."""
@@ -184,7 +215,7 @@ class PrefixManager:
 
     async def _wait(self, inflight: InflightPrefix, deadline: float) -> None:
         """Wait until a prefix is filled or has failed, no longer than the deadline."""
-        timeout = max(0.0, deadline - time.monotonic())
+        timeout = max(0.0, deadline - self.clock.now())
         done, _ = await asyncio.wait([inflight.done], timeout=timeout)
         if not done:
             raise DeadlineError("the deadline passed while the history was being computed")
@@ -214,3 +245,13 @@ class PrefixManager:
             self.jobs.submit(Kind.COPY, math.inf, seconds, on_done, steps=demotion.steps())
         except OverloadError as error:
             on_done(None, error)
+
+
+def _open_expander(engine: Engine, config: InstanceConfig, memory: PrefixMemory) -> Expander | None:
+    """Open the host tier; None, and a line in the log, where shared memory cannot be had."""
+    assert config.host_path is not None
+    try:
+        return Expander(engine, config.host_path, config.host_bytes, memory.open_shelf)
+    except SlipstreamError as error:
+        log.warning("no host tier: %s", error)
+        return None

@@ -1,24 +1,32 @@
 """Which work an instance's one compute thread does next.
 
-Ranking goes before pre-inference, pre-inference before copies to the host. Within a kind the
-earliest deadline goes first, but what can no longer be in time goes last: under overload the
-earliest deadline is the least likely to be met, and would delay all others. Work comes in steps (a
-chunk of tokens through one layer), and the choice is made again after every step: a ranking request
-waits for one step of a long prefill at most. The queue is bounded. Ranking is given up when its
-deadline has passed; a pre-inference not begun when its ranking is over is given up too. Requests
-are computed together where every one of them still meets its deadline and the batch is cheaper than
-its parts. Touch this when the order of work changes.
+Ranking goes before pre-inference, pre-inference before what people explore, that before copies to
+the host. Within a kind the earliest deadline goes first, but what can no longer be in time goes
+last: under overload the earliest deadline is the least likely to be met, and would delay all
+others. Work comes in steps (a chunk of tokens through one layer), and the choice is made again
+after every step: a ranking request waits for one step of a long prefill at most. The queue is
+bounded. Bulk work (a catalogue searched, thousands of candidates) lets other requests go first
+while its own deadline is far. Ranking is given up when its deadline has passed; a pre-inference not
+begun when its ranking is over is given up too. Requests are computed together where every one of
+them still meets its deadline and the batch is cheaper than its parts. A step that takes far longer
+than predicted means that the thread hangs. Touch this when the order of work changes.
 """
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.request_errors import DeadlineError, OverloadError
+
+HANG_SECONDS = (
+    2.5  # a step longer than this, and than HANG_FACTOR times its job's prediction, hangs
+)
+HANG_FACTOR = 10.0
+PATIENCE = 2.0  # bulk work waits while it could be done twice before its deadline
 
 
 class Kind(IntEnum):
@@ -26,7 +34,8 @@ class Kind(IntEnum):
 
     RANK = 0
     PREINFER = 1
-    COPY = 2
+    EXPLORE = 2  # explanations and neighbours
+    COPY = 3
 
 
 @dataclass(eq=False)
@@ -44,6 +53,7 @@ class Job:
     request: Any = None
     order: int = 0
     spent: float = 0.0
+    bulk: bool = False  # long work of many steps, which lets other requests go first
     cancelled: bool = field(default=False)
     # When the work is of no more use: ranking is given up, and a pre-inference not begun.
     expires: float = math.inf
@@ -65,13 +75,20 @@ class Job:
         """Return whether it can no longer be in time, as predicted."""
         return now + self.remaining > self.expires
 
+    def patient(self, now: float) -> bool:
+        """Return whether it lets others of its kind go first: it has `PATIENCE` times its time."""
+        return self.bulk and now + PATIENCE * self.remaining < self.deadline
+
     def precedes(self, deadline: float | None, now: float) -> bool:
         """Return whether it goes before a job of its kind that can still meet this deadline."""
-        return deadline is None or (self.deadline <= deadline and not self.hopeless(now))
+        if deadline is None:
+            return True
+        return self.deadline <= deadline and not self.hopeless(now) and not self.patient(now)
 
-    def urgency(self, now: float) -> tuple[bool, int, bool, float, int]:
+    def urgency(self, now: float) -> tuple[bool, int, bool, bool, float, int]:
         """Return its place in the order of work; the smallest goes first."""
-        return (not self.cancelled, self.kind, self.hopeless(now), self.deadline, self.order)
+        waits = (self.hopeless(now), self.patient(now))
+        return (not self.cancelled, self.kind, *waits, self.deadline, self.order)
 
 
 class Scheduler:
@@ -84,7 +101,7 @@ class Scheduler:
         *,
         max_jobs: int = 512,
         max_batch: int = 8,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._run_batch, self._batch_seconds = run_batch, batch_seconds
         self.max_jobs, self.max_batch, self.clock = max_jobs, max_batch, clock
@@ -96,6 +113,7 @@ class Scheduler:
         self.busy_seconds = dict.fromkeys(Kind, 0.0)
         self.steps_run = self.batches_run = self.batched = 0
         self.longest_step = 0.0
+        self._step_ends_by = math.inf  # the present step; later the thread hangs
 
     # ---- from any thread -------------------------------------------------------------------------
 
@@ -136,7 +154,7 @@ class Scheduler:
         None stands for the latest deadline.
         """
         with self._wake:
-            now = self.clock()
+            now = self.clock.now()
             return sum(
                 job.remaining
                 for job in self._jobs
@@ -147,6 +165,13 @@ class Scheduler:
         """Return how many jobs of a kind are queued."""
         with self._wake:
             return sum(job.kind == kind for job in self._jobs)
+
+    def is_alive(self) -> bool:
+        """Return whether the compute thread moves: it lives, and no step takes far too long."""
+        thread = self._thread
+        return self._closing or (
+            thread is not None and thread.is_alive() and self.clock.now() < self._step_ends_by
+        )
 
     def close(self, timeout: float = 5.0) -> None:
         """End the compute thread after its present step; queued jobs get `OverloadError`."""
@@ -163,10 +188,24 @@ class Scheduler:
 
     def step(self) -> bool:
         """Choose and run one step; False when nothing is queued."""
+        batch, expired = self.choose()
+        if batch:
+            predicted = sum(job.estimate for job in batch)
+            self._step_ends_by = self.clock.now() + HANG_SECONDS + HANG_FACTOR * predicted
+            self.run(batch, expired)
+            self._step_ends_by = math.inf
+        return bool(batch)
+
+    def choose(self) -> tuple[list[Job], bool]:
+        """Return what `run` shall run: a job with those that share its pass, or nothing.
+
+        The second value tells whether the job has expired.
+        """
         with self._wake:
-            batch, expired = self._choose()
-        if not batch:
-            return False
+            return self._choose()
+
+    def run(self, batch: Sequence[Job], expired: bool) -> None:
+        """Run one step of what was chosen, or end it where it was cancelled or has expired."""
         first = batch[0]
         if first.cancelled:
             self._finish(first, None, OverloadError("cancelled"))
@@ -178,7 +217,6 @@ class Scheduler:
             self._run_requests(batch)
         else:
             self._run_step(first)
-        return True
 
     def _choose(self) -> tuple[list[Job], bool]:
         """Return the job to run, with requests that share its pass, and whether it has expired.
@@ -187,7 +225,7 @@ class Scheduler:
         """
         if not self._jobs:
             return [], False
-        now = self.clock()
+        now = self.clock.now()
         # An expired job is answered at once, whatever else is urgent.
         expired = next((job for job in self._jobs if job.expired(now)), None)
         first = expired or min(self._jobs, key=lambda job: job.urgency(now))
@@ -218,10 +256,10 @@ class Scheduler:
         together = self._batch_seconds([member.request for member in (*batch, job)])
         apart = self._batch_seconds([member.request for member in batch]) + job.estimate
         earliest = min(member.deadline for member in (*batch, job))
-        return together < apart and self.clock() + together <= earliest
+        return together < apart and self.clock.now() + together <= earliest
 
     def _run_requests(self, batch: Sequence[Job]) -> None:
-        begin = self.clock()
+        begin = self.clock.now()
         try:
             results: Sequence[Any] = self._run_batch([job.request for job in batch])
         except BaseException as error:
@@ -232,11 +270,11 @@ class Scheduler:
         self.batches_run += len(batch) > 1
         self.batched += len(batch) if len(batch) > 1 else 0
         for job, result in zip(batch, results, strict=True):
-            job.spent = self.clock() - begin
+            job.spent = self.clock.now() - begin
             self._finish(job, result, None)
 
     def _run_step(self, job: Job) -> None:
-        begin = self.clock()
+        begin = self.clock.now()
         try:
             assert job.steps is not None
             next(job.steps)
@@ -252,7 +290,7 @@ class Scheduler:
 
     def _account(self, kind: Kind, begin: float) -> float:
         """Note a step that began at `begin` and return its seconds."""
-        taken = self.clock() - begin
+        taken = self.clock.now() - begin
         self.busy_seconds[kind] += taken
         self.steps_run += 1
         self.longest_step = max(self.longest_step, taken)

@@ -27,12 +27,13 @@ def collect_stats(instance: "Instance") -> dict[str, float]:
         for kind, seconds in instance.scheduler.busy_seconds.items()
     }
     found |= {
-        "outstanding_tokens": instance.backlog,
+        "outstanding_behaviours": instance.backlog,
         "ranking_in_flight": instance.ranking,
         "device_bytes": cache.used,
         "device_budget_bytes": cache.budget,
         "device_pinned_bytes": cache.pinned,
         "device_entries": len(cache),
+        "device_pins_refused": cache.refused_pins,
         "device_evictions": cache.evictions,
         "prefixes_computed": inflight.computed,
         "prefixes_extended": inflight.extended,
@@ -41,11 +42,15 @@ def collect_stats(instance: "Instance") -> dict[str, float]:
         "longest_step_seconds": instance.scheduler.longest_step,
         "batched": instance.scheduler.batched,
     }
+    index = None if instance.engine.search is None else instance.engine.search.index
+    if index is not None:
+        found["search_recall"] = index.recall
     host = instance.prefixes.expander
     if host is not None:
         found |= {
             "host_bytes": host.used,
             "host_budget_bytes": host.budget,
+            "host_allocated_bytes": host.allocated,
             "host_entries": len(host),
         }
         found |= {"host_warm": host.warm, "host_damaged": host.damaged}

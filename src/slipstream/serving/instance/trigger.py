@@ -6,7 +6,8 @@ A pre-inference is admitted only if
     budget at the present load (the rest of the budget is for what arrives between the signal and
     the ranking);
 (b) it fits: what is pinned now, and what will be by Little's law (rate x time to consumption x
-    size), stays below a share of the cache;
+    size), stays below a share of the cache. The rate fades while nothing is admitted, so a busy
+    minute is forgotten within seconds;
 (c) it does not overload: a token bucket bounds the share of compute time that goes to
     pre-inference;
 (d) it can be ready in time: what is queued, its own cost and the ranking behind it end within the
@@ -18,8 +19,11 @@ Every refusal has a reason, and it is counted. A refused request ranks in line; 
 here. Touch this when admission follows another rule.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
+
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 
 ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = (
     "admitted",
@@ -29,6 +33,7 @@ ADMITTED, NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE = (
     "too_late",
 )
 OPTIMISM = 2.0  # how far off a prediction may be that was not tested
+RATE_SECONDS = 2.0  # how far back the rate of admissions looks
 REFUSALS = (NOT_AT_RISK, NO_ROOM, OVERLOAD, TOO_LATE)
 
 
@@ -61,18 +66,20 @@ class Prospect:
 
 
 class Trigger:
-    """Admission with its counters. The caller gives the time."""
+    """Admission with its counters."""
 
-    def __init__(self, config: TriggerConfig, now: float) -> None:
-        self.config = config
+    def __init__(self, config: TriggerConfig, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.config, self.clock = config, clock
+        now = clock.now()
         self.counts: Counter[str] = Counter()
         self._tokens, self._filled_at = config.burst_seconds, now
         self._live_seconds = config.live_seconds
         self._mean_bytes = 0.0
         self._rate, self._last_admission = 0.0, now
 
-    def decide(self, prospect: Prospect, now: float) -> str:
+    def decide(self, prospect: Prospect) -> str:
         """Return `admitted`, or the reason against it."""
+        now = self.clock.now()
         reason = self._reason(prospect, now)
         self.counts[reason] += 1
         if reason == ADMITTED:
@@ -80,9 +87,7 @@ class Trigger:
             self._mean_bytes += (prospect.nbytes - self._mean_bytes) * (
                 0.1 if self._mean_bytes else 1.0
             )
-            gap = max(1e-4, now - self._last_admission)
-            weight = min(1.0, gap / 2.0)  # a running rate over about two seconds
-            self._rate += weight * (1.0 / gap - self._rate)
+            self._rate = self.admissions_per_second + 1.0 / RATE_SECONDS
             self._last_admission = now
         return reason
 
@@ -91,9 +96,15 @@ class Trigger:
         self._live_seconds += 0.05 * (seconds - self._live_seconds)
 
     @property
+    def admissions_per_second(self) -> float:
+        """The rate of admissions over the last seconds; it fades while nothing is admitted."""
+        since = self.clock.now() - self._last_admission
+        return self._rate * math.exp(-since / RATE_SECONDS)
+
+    @property
     def expected_live_bytes(self) -> float:
         """The bytes by Little's law: rate of admission x time to consumption x size."""
-        return self._rate * self._live_seconds * self._mean_bytes
+        return self.admissions_per_second * self._live_seconds * self._mean_bytes
 
     def _reason(self, p: Prospect, now: float) -> str:
         """Refill the bucket and return the first reason against a request, or `admitted`."""
@@ -104,7 +115,7 @@ class Trigger:
         if p.inline_tail <= self.config.risk_share * p.budget:
             return NOT_AT_RISK
         room = self.config.memory_share * p.capacity
-        if p.pinned + p.nbytes > room or max(0.0, self.expected_live_bytes) + p.nbytes > room:
+        if p.pinned + p.nbytes > room or self.expected_live_bytes + p.nbytes > room:
             return NO_ROOM
         prefill = p.prefill if p.queued else p.prefill / OPTIMISM
         if p.queued + prefill + p.rank > p.rank_in + p.budget:

@@ -17,6 +17,13 @@ def seed_of(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
+def rendezvous_first(user: str, nodes: Iterable[Node], seed: Callable[[Node], int]) -> Node:
+    """The first node of this user's order, without ordering the others."""
+    key = user.encode("utf-8", "surrogatepass")
+    digest = xxhash.xxh3_64_intdigest
+    return max(nodes, key=lambda node: digest(key, seed=seed(node)))
+
+
 def rendezvous_order(user: str, nodes: Iterable[Node], seed: Callable[[Node], int]) -> list[Node]:
     """The nodes in this user's order, the highest hash first; `seed` gives the seed of a node."""
     key = user.encode("utf-8", "surrogatepass")

@@ -10,10 +10,11 @@ something else.
 import base64
 import binascii
 import hmac
-import time
-from collections.abc import Callable
+from collections import Counter
 
 import msgspec
+
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 
 MAC_BYTES = 16
 MAX_TICKET_CHARACTERS = 512
@@ -44,9 +45,7 @@ class Ticket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 class TicketSigner:
     """Issues and reads tickets under one secret."""
 
-    def __init__(
-        self, secret: bytes, lifetime: float = 60.0, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, secret: bytes, lifetime: float = 60.0, clock: Clock = SYSTEM_CLOCK) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"a ticket secret has at least {MIN_SECRET_BYTES} bytes")
         self._secret, self._lifetime, self._clock = secret, lifetime, clock
@@ -54,7 +53,7 @@ class TicketSigner:
 
     def issue(self, user: str, instance: str, version: str, first: int, end: int) -> str:
         """Make the ticket for behaviours `[first, end)` of `user`, held by `instance`."""
-        expires_ms = int((self._clock() + self._lifetime) * 1000)
+        expires_ms = int((self._clock.wall_time() + self._lifetime) * 1000)
         record = self._encoder.encode(Ticket(instance, version, first, end, expires_ms))
         sealed = base64.urlsafe_b64encode(self._mac(record, user) + record)
         return sealed.rstrip(b"=").decode("ascii")
@@ -77,12 +76,25 @@ class TicketSigner:
                 "the ticket was not issued here for this user; ask for one at /v1/preinfer",
             )
         ticket = self._decoder.decode(record)
-        if ticket.expires_ms < self._clock() * 1000:
+        if ticket.expires_ms < self._clock.wall_time() * 1000:
             raise TicketError(
                 "ticket_expired",
                 "the ticket has expired; ask for a new one at /v1/preinfer, or rank without one",
             )
         return ticket
+
+    def find(self, text: str | None, user: str, counts: Counter[str]) -> Ticket | None:
+        """Read a ticket of `user`; one that cannot be used is counted by its code and ignored.
+
+        A ticket only says where a prefix may be, so without it a request is served all the same.
+        """
+        if text is None:
+            return None
+        try:
+            return self.read(text, user)
+        except TicketError as error:
+            counts[error.code] += 1
+            return None
 
     def _mac(self, record: bytes, user: str) -> bytes:
         name = user.encode("utf-8", "surrogatepass")

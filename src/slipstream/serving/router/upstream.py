@@ -11,6 +11,8 @@ from typing import NamedTuple, cast
 
 import httptools
 
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
+
 CONNECT_SECONDS = 1.0
 IDLE_SECONDS = 60.0
 MAX_CONNECTIONS = 512
@@ -122,8 +124,11 @@ class _Connection(asyncio.Protocol):
 class Upstream:
     """A bounded pool of connections to one instance."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
+    def __init__(
+        self, host: str, port: int, clock: Clock = SYSTEM_CLOCK, *, path: str | None = None
+    ) -> None:
+        """`path` is a Unix socket; then host and port are not used."""
+        self.host, self.port, self.path, self.clock = host, port, path, clock
         self._idle: list[_Connection] = []
         self._busy = 0
 
@@ -137,7 +142,7 @@ class Upstream:
         timer: asyncio.TimerHandle | None = None
         reusable = False
         try:
-            connection = self._take(loop.time()) or await self._connect(loop, seconds)
+            connection = self._take(self.clock.now()) or await self._connect(loop, seconds)
             waiting: asyncio.Future[UpstreamAnswer] = loop.create_future()
             timer = loop.call_later(seconds, _expire, waiting)
             connection.send(request, waiting)
@@ -150,7 +155,7 @@ class Upstream:
                 timer.cancel()
             if connection is not None and connection.transport is not None:
                 if reusable:
-                    connection.idle_since = loop.time()
+                    connection.idle_since = self.clock.now()
                     self._idle.append(connection)
                 else:
                     connection.transport.abort()
@@ -174,8 +179,13 @@ class Upstream:
     async def _connect(self, loop: asyncio.AbstractEventLoop, seconds: float) -> _Connection:
         try:
             async with asyncio.timeout(min(CONNECT_SECONDS, seconds)):
-                _, connection = await loop.create_connection(_Connection, self.host, self.port)
-        except (OSError, TimeoutError) as error:
+                if self.path is not None:
+                    _, connection = await loop.create_unix_connection(_Connection, self.path)
+                else:
+                    _, connection = await loop.create_connection(_Connection, self.host, self.port)
+        except OSError as error:
+            if isinstance(error, TimeoutError) and seconds < CONNECT_SECONDS:
+                raise  # the request's own time is over: that says nothing of the instance
             raise ConnectError from error
         return connection
 
