@@ -8,7 +8,7 @@ USABLE := $(VENV)/.usable
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test-fast test test-slow check sanitize bench dist peers ray clean
+.PHONY: docs setup demo test-fast test test-slow check sanitize bench dist peers ray clean
 
 setup: $(STAMP)
 
@@ -24,18 +24,20 @@ $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(PIP) -c constraints.txt -e ".[dev]"
-	@# Real parts of tests and benchmarks: a Redis server, network namespaces, another compiler.
-	@for tool in redis-server ip clang++; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	@# Real parts of tests and benchmarks: a Redis server, network namespaces, another compiler, a browser.
+	@for tool in redis-server ip clang++ chromium; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing with apt-get, for tests that start them:$$missing (packages redis-server, iproute2, clang, libomp-dev)"; \
-		{ apt-get update -qq && apt-get install -y -qq redis-server iproute2 clang libomp-dev; } >/dev/null 2>&1 || \
+		echo "installing with apt-get, for tests that start them:$$missing (packages redis-server, iproute2, clang, libomp-dev, chromium)"; \
+		{ apt-get update -qq && apt-get install -y -qq redis-server iproute2 clang libomp-dev chromium; } >/dev/null 2>&1 || \
 			echo "apt-get failed; the tests that need$$missing will be skipped"; \
 	else echo "not installed:$$missing; the tests that need them will be skipped"; fi
 	@touch $(USABLE) $(STAMP)
 
+# Ends by serving the web page until Ctrl-C; `make demo DEMO_SERVE=0` ends by itself.
+DEMO_SERVE ?= 1
 demo: $(USABLE)
-	$(BIN)/slipstream demo
+	$(BIN)/slipstream demo $(if $(filter 0,$(DEMO_SERVE)),,--serve)
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks setup.py
@@ -65,6 +67,10 @@ bench: $(STAMP)
 # Wheel and sdist in dist/.
 dist: $(STAMP)
 	$(BIN)/python -m build --outdir dist
+
+# The manual as a site in site/; a warning ends it.
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict
 
 # TorchRec and FBGEMM, which the benchmarks `tables`, `exchange` and `pipeline` compare with. TorchRec's metadata asks for CUDA, so: --no-deps.
 peers: $(STAMP)

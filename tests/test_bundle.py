@@ -5,19 +5,25 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from slipstream.block_files import StreamedTensor
 from slipstream.bundle import (
+    BLOCKS,
     DESCRIPTION,
     ITEMS,
+    SEARCH,
     WEIGHTS,
-    content_version,
     read_bundle,
     write_bundle,
 )
 from slipstream.errors import SlipstreamError
+from slipstream.ops.row_readers import TensorRows
+from slipstream.ops.topk import quantize_rows
 
 RECIPE = {"task": "retrieval", "model": {"dim": 4}, "tables": {"rule": "adamw"}, "seed": 1}
 SIZES = {"items": 3}
+LAST = torch.tensor([19_999])
 
 
 def tensors(fill=1.0):
@@ -88,7 +94,7 @@ def test_others_may_read_a_bundle_as_the_umask_says(tmp_path, items):
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "b").iterdir()}
-    assert modes == dict.fromkeys((DESCRIPTION, WEIGHTS, ITEMS), 0o640)
+    assert modes == dict.fromkeys((DESCRIPTION, WEIGHTS, ITEMS, BLOCKS), 0o640)
 
 
 def test_only_an_older_bundle_is_replaced(tmp_path, items):
@@ -106,10 +112,71 @@ def test_only_an_older_bundle_is_replaced(tmp_path, items):
     assert (read_bundle(tmp_path / "b").part("model")["w"] == 1).all()
 
 
-def test_versions_are_those_of_bundles_written_before():
-    description = {"format": 1, "recipe": {"task": "retrieval"}, "sizes": {"items": 2}}
-    values = {"model/w": torch.arange(4.0).view(2, 2), "codes/genre": torch.tensor([1, 0])}
-    assert content_version(description, values) == "a3236df987dda67535014013ae8a4d1b"
+@pytest.mark.parametrize("early", [1, 2])
+def test_bundles_of_the_formats_before_still_open(tmp_path, items, early):
+    write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
+    description = json.loads((tmp_path / "b" / DESCRIPTION).read_text()) | {"format": early}
+    del description["digests"]
+    (tmp_path / "b" / DESCRIPTION).write_text(json.dumps(description))
+    (tmp_path / "b" / BLOCKS).unlink()
+    save_file({name: value.contiguous() for name, value in tensors().items()}, tmp_path / "w")
+    (tmp_path / "w").rename(tmp_path / "b" / WEIGHTS)
+    bundle = read_bundle(tmp_path / "b")
+    assert torch.equal(bundle.part("tables")["item"], tensors()["tables/item"])
+    assert bundle.rows("item").shape == (4, 3) and bundle.search_codes() is None
+
+
+def test_rows_are_streamed_and_read_as_safetensors_reads_them(tmp_path, items):
+    rows_ND = torch.randn(70_000, 16, generator=torch.Generator().manual_seed(1))
+    streamed = StreamedTensor((70_000, 16), torch.float32, lambda: iter(rows_ND.split(9_999)))
+    versions = [
+        write_bundle(
+            tmp_path / name, RECIPE, SIZES, {**tensors(), "tables/item": value}, items, search=rows
+        )
+        for name, value, rows in (
+            ("whole", rows_ND, None),
+            ("streamed", streamed, TensorRows(rows_ND)),
+        )
+    ]
+    assert versions[0] == versions[1]
+    bundle = read_bundle(tmp_path / "streamed")
+    assert torch.equal(load_file(bundle.directory / WEIGHTS)["tables/item"], rows_ND)
+    some_C = torch.tensor([69_999, 3, 3])
+    assert torch.equal(bundle.rows("item").take(some_C), rows_ND[some_C])
+    assert torch.equal(torch.cat([tile for _, tile in bundle.rows("item").tiles()]), rows_ND)
+    codes, expected = bundle.search_codes(), quantize_rows(rows_ND)
+    assert all(torch.equal(vars(codes)[name], vars(expected)[name]) for name in vars(expected))
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, SEARCH])
+def test_a_changed_byte_is_found_at_the_first_touch_of_its_block(tmp_path, items, name):
+    rows_ND = torch.ones(20_000, 16)
+    given = {"model/w": torch.ones(2), "tables/item": rows_ND}
+    write_bundle(tmp_path / "b", RECIPE, SIZES, given, items, search=TensorRows(rows_ND))
+    changed = tmp_path / "b" / name
+    with changed.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\x01")
+    bundle = read_bundle(tmp_path / "b")  # the last rows were not touched
+    assert (bundle.part("model")["w"] == 1).all()
+    assert torch.equal(bundle.rows("item").take(torch.arange(9)), rows_ND[:9])
+    touch = bundle.search_codes if name == SEARCH else lambda: bundle.rows("item").take(LAST)
+    for _ in range(2):
+        with pytest.raises(SlipstreamError, match=rf"{name} was changed .* export the bundle aga"):
+            touch()
+
+
+@pytest.mark.parametrize("name", [DESCRIPTION, ITEMS, BLOCKS])
+def test_a_change_of_what_is_read_at_opening_is_found_then(tmp_path, items, name):
+    write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
+    path = tmp_path / "b" / name
+    content = path.read_bytes()
+    if name == DESCRIPTION:
+        path.write_bytes(content.replace(b'"dim": 4', b'"dim": 8'))
+    else:
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(SlipstreamError, match=rf"{name} was changed after it was written"):
+        read_bundle(tmp_path / "b")
 
 
 def test_what_is_no_bundle_is_one_sentence(tmp_path, items):
@@ -120,10 +187,10 @@ def test_what_is_no_bundle_is_one_sentence(tmp_path, items):
     write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
     weights = tmp_path / "b" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:50])
-    with pytest.raises(
-        SlipstreamError, match=r"weights of bundle .* cannot be read .* export it again"
-    ):
+    with pytest.raises(SlipstreamError, match=rf"{WEIGHTS} was changed .* export the bundle again"):
         read_bundle(tmp_path / "b")
     (tmp_path / "b" / DESCRIPTION).write_text(json.dumps({"format": 99}))
-    with pytest.raises(SlipstreamError, match="not a bundle of format 1 or 2; export it again"):
+    with pytest.raises(
+        SlipstreamError, match="not a bundle of format 1 or 2 or 3; export it again"
+    ):
         read_bundle(tmp_path / "b")

@@ -38,7 +38,7 @@ A_FRACTION = "a number of at least 0 and below 1"
             "auto, got 'none'",
         ),
         ("name=3", "name in F must be text, got 3"),
-        ("tasks=3", "tasks in F must be a mapping of keys to values, got 3"),
+        ("tasks=3", "tasks in F must be a mapping of names to settings, got 3"),
         ("tasks.click={}", "tasks.click.column in F is missing; it must be text"),
         ("split.test=x", "split.test in F must be a number, got 'x'"),
         ("split=3", "split in F must be a mapping of keys to values, got 3"),
@@ -67,4 +67,4 @@ def test_every_key_of_a_recipe_has_words_for_what_it_takes():
     assert len(fields) > 70
     words = [describe_field(field) for field in fields]
     assert words[0] == "a whole number of at least 0 and below 9223372036854775808"
-    assert not [text for text in words if not text or "mapping" in text or "typing" in text]
+    assert not [text for text in words if not text or "mapping of keys" in text or "typing" in text]

@@ -15,7 +15,13 @@ from slipstream.training.recipe_reference import reference_page
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "slipstream"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GROUPS = ("bench", "client", "data", "history")  # commands that have commands of their own
+GROUPS = (
+    "bench",
+    "client",
+    "data",
+    "history",
+    "simulate",
+)  # commands that have commands of their own
 SECTIONS = "loss|model|optimizer|sampler|split|tables|train"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -13,6 +13,7 @@ from slipstream.files import (
     atomic_file,
     check_output,
     fsync_path,
+    link_or_copy,
     read_json,
     write_json,
 )
@@ -123,3 +124,17 @@ def test_a_file_in_the_place_of_a_directory_is_refused(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(SlipstreamError, match="is a file, but a store is a directory"):
         check_output(tmp_path / "out", "store", force=True)
+
+
+def test_a_file_gets_a_second_name_or_is_copied(tmp_path, monkeypatch):
+    source = tmp_path / "a"
+    source.write_text("rows")
+    link_or_copy(source, tmp_path / "b")
+    assert source.samefile(tmp_path / "b")
+
+    def refuse(*given):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    link_or_copy(source, tmp_path / "c")
+    assert (tmp_path / "c").read_text() == "rows" and not source.samefile(tmp_path / "c")

@@ -35,4 +35,4 @@ def test_quality_stands_with_and_without_the_time_of_the_request():
 
 
 def test_the_page_is_short():
-    assert len(TEXT.splitlines()) <= 130
+    assert len(TEXT.splitlines()) <= 120

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from slipstream.api import load as load
     from slipstream.api import prepare as prepare
     from slipstream.api import train as train
+    from slipstream.api import tune as tune
     from slipstream.data.store import SequenceStore as SequenceStore
     from slipstream.errors import SlipstreamError as SlipstreamError
     from slipstream.history.user_history import History as History
@@ -60,6 +61,7 @@ __all__ = [
     "tables",
     "train",
     "training",
+    "tune",
 ]
 
 _ROOMS = ("data", "history", "models", "ops", "pipeline", "serving", "tables", "training")
@@ -78,12 +80,13 @@ _load, _ = exporter(
         "load": "api.functions",
         "prepare": "api.preparing",
         "train": "api.functions",
+        "tune": "api.functions",
     },
 )
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Run", "train"):
+    if name in ("Run", "train", "tune"):
         wait_passively_where_crowded()  # before torch is imported
     return importlib.import_module(f"slipstream.{name}") if name in _ROOMS else _load(name)
 

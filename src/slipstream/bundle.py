@@ -5,31 +5,44 @@ Touch this when serving needs something more from training.
     bundle.json           format, recipe, sizes, labels and bins of user features, figures;
                           `version` is a digest of everything that decides an answer
     weights.safetensors   dense parameters (`model/…`), table rows (`tables/…`), item feature codes
-                          (`codes/…`; with `offsets/…` where an item has several)
+                          (`codes/…`; with `offsets/…` where an item has several), pretrained
+                          vectors of items (`vectors/…`), the most popular items of the log by
+                          window of days (`popular/…`; 0: all of it)
     items.arrow           the vocabulary: original id, title and features of every item row
+    search.safetensors    8-bit codes of a large catalogue and their bounds, for the first pass of a
+                          search; absent where a catalogue is small
+    blocks.safetensors    a digest of every block of the two files of tensors
 
-Nothing in it is executable and nothing is pickled, so a bundle from elsewhere can be opened safely.
+It is written by streaming and opened by mapping, so tables may be larger than memory. Description
+and vocabulary are checked at opening, a block of tensors before its first use. Nothing in it is
+executable and nothing is pickled, so a bundle from elsewhere can be opened safely.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from slipstream.block_files import DIGEST_BYTES, MappedTensors, file_digest, write_blocks
+from slipstream.block_files import StreamedTensor as StreamedTensor
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_directory, check_output, read_json
+from slipstream.ops.row_readers import RowReader, TensorRows
+from slipstream.ops.topk import QuantizedRows, block_maxima, code_width, quantize_tile
 
-FORMAT = 2  # 1: without rules of answering, without features that have several values
-READABLE = (1, 2)
+# 1: without rules of answering, without features that have several values; 2: without digests
+FORMAT = 3
+READABLE = (1, 2, 3)
 DESCRIPTION, WEIGHTS, ITEMS = "bundle.json", "weights.safetensors", "items.arrow"
+SEARCH, BLOCKS = "search.safetensors", "blocks.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,9 @@ class Bundle:
 
     directory: Path
     description: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
+    tables: Mapping[str, RowReader] = field(default_factory=dict)  # of rows that are elsewhere
+    codes: MappedTensors | None = None
 
     @property
     def items_path(self) -> Path:
@@ -80,19 +95,36 @@ class Bundle:
     def part(self, prefix: str) -> dict[str, torch.Tensor]:
         """The tensors below `prefix/`, without it."""
         return {
-            name.removeprefix(f"{prefix}/"): value
-            for name, value in self.tensors.items()
+            name.removeprefix(f"{prefix}/"): self.tensors[name]
+            for name in self.tensors
             if name.startswith(f"{prefix}/")
         }
 
+    def rows(self, table: str) -> RowReader:
+        """The rows of a table, which may be larger than memory."""
+        if table in self.tables:
+            return self.tables[table]
+        name = f"tables/{table}"
+        if isinstance(self.tensors, MappedTensors):
+            return self.tensors.rows(name)
+        return TensorRows(self.tensors[name])
 
-def content_version(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> str:
-    """Compute the digest of all that decides a score; equal versions give equal scores."""
-    digest = hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=16)
-    for name in sorted(tensors):
-        value = tensors[name].detach().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
+    def search_codes(self) -> QuantizedRows | None:
+        """The 8-bit codes by which the catalogue is searched, checked; None where it has none."""
+        if self.codes is None:
+            return None
+        return QuantizedRows(*(self.codes[name] for name in _CODES))
+
+
+def content_version(description: dict[str, Any], digests: torch.Tensor) -> str:
+    """Compute the digest of all that decides a score; equal versions give equal scores.
+
+    `digests` are those of the blocks of the weights.
+    """
+    digest = hashlib.blake2b(
+        json.dumps(description, sort_keys=True).encode(), digest_size=DIGEST_BYTES
+    )
+    digest.update(digests.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -100,9 +132,10 @@ def write_bundle(
     directory: str | Path,
     recipe: dict[str, Any],
     sizes: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor | StreamedTensor],
     items: Path,
     *,
+    search: RowReader | None = None,
     user_labels: dict[str, list[str]] | None = None,
     number_edges: dict[str, list[float]] | None = None,
     force: bool = False,
@@ -111,6 +144,7 @@ def write_bundle(
 ) -> str:
     """Write a bundle, whole or not at all, and return its version.
 
+    Of `search`, the rows that queries are compared with, the codes of a first pass are written.
     `user_labels` are the texts of a user feature's codes, `number_edges` lie between the bins of a
     table's numbers. `figures` (metrics, step) are recorded but do not change the version. An older
     bundle in `directory` is replaced with `force`; nothing else is ever replaced, least of all
@@ -118,19 +152,15 @@ def write_bundle(
     """
     check_output(directory, "bundle", force=force, inputs=inputs)
     features = {"user_labels": user_labels or {}, "number_edges": number_edges or {}}
-    deciding = {
-        "format": FORMAT,
-        "recipe": _deciding_keys(recipe),
-        "sizes": sizes,
-        **features,
-    }
-    version = content_version(deciding, tensors)
+    described = {"format": FORMAT, "recipe": recipe, "sizes": sizes, **features}
     with atomic_directory(directory) as temporary:
-        save_file(
-            {name: value.detach().contiguous() for name, value in tensors.items()},
-            temporary / WEIGHTS,
-        )
+        by_size = sorted(tensors.items(), key=lambda each: (-each[1].dtype.itemsize, each[0]))
+        digests = {WEIGHTS: write_blocks(temporary / WEIGHTS, dict(by_size))}
+        if search is not None:
+            digests[SEARCH] = write_blocks(temporary / SEARCH, _streamed_codes(search))
+        write_blocks(temporary / BLOCKS, digests)
         shutil.copyfile(items, temporary / ITEMS)
+        version = content_version(_deciding(described), digests[WEIGHTS])
         description = {
             "format": FORMAT,
             "version": version,
@@ -138,13 +168,47 @@ def write_bundle(
             **figures,
             "recipe": recipe,
             **features,
+            "digests": {name: file_digest(temporary / name) for name in (ITEMS, BLOCKS)},
         }
         (temporary / DESCRIPTION).write_text(
             json.dumps(description, indent=2) + "\n", encoding="utf-8"
         )
-        # safetensors makes its file for its owner alone; the others follow the umask
-        os.chmod(temporary / WEIGHTS, (temporary / DESCRIPTION).stat().st_mode)
     return version
+
+
+_CODES = ("codes", "scales", "errors", "norms", "block_norms")
+
+
+def _streamed_codes(rows: RowReader) -> dict[str, StreamedTensor]:
+    """Return the 8-bit codes of rows; their bounds are known once the codes were written."""
+    count, width = rows.shape
+    scales_N, errors_N, norms_N = (torch.zeros(count) for _ in range(3))
+    blocks = tuple(block_maxima(norms_N).shape)
+
+    def codes() -> Iterator[torch.Tensor]:
+        for begin, rows_CD in rows.tiles():
+            part = slice(begin, begin + len(rows_CD))
+            codes_CS = torch.zeros(len(rows_CD), code_width(width), dtype=torch.int8)
+            quantize_tile(rows_CD, codes_CS, scales_N[part], errors_N[part], norms_N[part])
+            yield codes_CS
+
+    def later(shape: tuple[int, ...], find: Callable[[], torch.Tensor]) -> StreamedTensor:
+        return StreamedTensor(shape, torch.float32, lambda: iter([find()]))
+
+    return {
+        "codes": StreamedTensor((count, code_width(width)), torch.int8, codes),
+        "scales": later((count,), lambda: scales_N),
+        "errors": later((count,), lambda: errors_N),
+        "norms": later((count,), lambda: norms_N),
+        "block_norms": later(blocks, lambda: block_maxima(norms_N)),
+    }
+
+
+def _deciding(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a description that decides an answer."""
+    names = ("format", "sizes", "user_labels", "number_edges")
+    kept = {name: description[name] for name in names}
+    return kept | {"recipe": _deciding_keys(description["recipe"])}
 
 
 def _deciding_keys(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +235,28 @@ def read_bundle(directory: str | Path) -> Bundle:
             "again"
         )
     try:
-        return Bundle(directory, description, load_file(directory / WEIGHTS))
-    except (SafetensorError, OSError) as error:
+        if description["format"] < 3:
+            return Bundle(directory, description, load_file(directory / WEIGHTS))
+        return _open_checked(directory, description)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise SlipstreamError(
             f"the weights of bundle {directory} cannot be read ({error}); export it again"
         ) from error
+
+
+def _open_checked(directory: Path, description: dict[str, Any]) -> Bundle:
+    """Open a bundle with digests: description and vocabulary are checked now, tensors later."""
+    for name in (ITEMS, BLOCKS):
+        if file_digest(directory / name) != description["digests"][name]:
+            raise SlipstreamError(
+                f"{directory / name} was changed after it was written, so it is not used; export "
+                "the bundle again"
+            )
+    digests = load_file(directory / BLOCKS)
+    if content_version(_deciding(description), digests[WEIGHTS]) != description["version"]:
+        raise SlipstreamError(
+            f"{directory / DESCRIPTION} was changed after it was written, so it is not used; "
+            "export the bundle again"
+        )
+    mapped = {name: MappedTensors(directory / name, digests[name]) for name in digests}
+    return Bundle(directory, description, mapped[WEIGHTS], codes=mapped.get(SEARCH))

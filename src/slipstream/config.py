@@ -7,7 +7,7 @@ renamed (`renamed` of a section's model) is still accepted. Touch this when reci
 another way; what is in them is `training/recipe.py`, the words for it are in `config_words.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,9 +65,17 @@ def load_recipe(
         if not equals:
             raise SlipstreamError(f"override '{text}' is not of the form key=value")
         _override(model, values, key, _parse(key, value), f"{source} overrides")
+    full = {key.replace("__", "."): value for key, value in settings.items()}
+    return check(model, merge_settings(model, values, full, f"{source} settings"), str(source))
+
+
+def merge_settings(
+    model: type[BaseModel], values: dict[str, Any], settings: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Set keys of a recipe's values, in place; return them, still to be checked."""
     for key, value in settings.items():
-        _override(model, values, key.replace("__", "."), value, f"{source} settings")
-    return check(model, values, str(source))
+        _override(model, values, key, value, where)
+    return values
 
 
 def _parse(key: str, text: str) -> Any:

@@ -42,6 +42,8 @@ def describe_values(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is tuple:
         kinds = list(dict.fromkeys(describe_values(part) for part in arguments))
         return f"a list of {len(arguments)} values, each {_either(kinds)}"
+    if origin is dict:
+        return "a mapping of names to settings"
     words = _TYPES.get(annotation, "a mapping of keys to values")
     bounds = _bounds(metadata)
     return f"{words} {'of ' if bounds.startswith('at ') else ''}{bounds}" if bounds else words

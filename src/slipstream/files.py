@@ -15,11 +15,16 @@ from typing import Any
 from slipstream.errors import SlipstreamError
 
 # The description file by which a directory that a command wrote is recognised.
-DESCRIPTIONS = {"store": "store.json", "run": "run.json", "bundle": "bundle.json"}
+DESCRIPTIONS = {
+    "store": "store.json",
+    "run": "run.json",
+    "bundle": "bundle.json",
+    "tune": "tune.json",
+}
 
 
 def kind_of_directory(directory: Path) -> str | None:
-    """Return what a directory holds: "store", "run" or "bundle"; None where it is none of them."""
+    """Return what a directory holds: "store", "run", "bundle" or "tune"; None for anything else."""
     for kind, name in DESCRIPTIONS.items():
         if (directory / name).is_file():
             return kind
@@ -79,8 +84,17 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name; where the file system has no hard links, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        fsync_path(target)
+
+
 @contextlib.contextmanager
-def _explain_write_errors(target: Path) -> Iterator[None]:
+def explained(target: Path) -> Iterator[None]:
     """Turn an OSError (a full disk, say) into a SlipstreamError that names `target`."""
     try:
         yield
@@ -94,7 +108,7 @@ def _explain_write_errors(target: Path) -> Iterator[None]:
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path, which becomes `target` when the block ends without an error."""
     target = Path(target)
-    with _explain_write_errors(target):
+    with explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(descriptor)
@@ -113,7 +127,7 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 def atomic_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary directory, as `atomic_file`; it replaces `target` only when complete."""
     target = Path(target)
-    with _explain_write_errors(target):
+    with explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:

@@ -7,8 +7,12 @@ import torch
 
 import slipstream as ss
 from slipstream.errors import SlipstreamError
+from slipstream.ops.row_readers import TensorRows
 from slipstream.training.recommendation import recommend as recommend_rows
+from slipstream.training.recommendation import score as score_rows
+from slipstream.training.run import train
 from tests.support.api_runs import IDS, prepare_and_train
+from tests.support.training_fixtures import RICH, small_recipe, small_store
 
 CLOSE = 1e-5
 
@@ -156,8 +160,8 @@ def test_nobody_gets_an_empty_table_of_the_right_types(run):
 
 
 def test_ties_are_ordered_by_the_catalogue(run, monkeypatch):
-    vectors_ND = torch.zeros_like(run.engine.item_vectors_ND)
-    monkeypatch.setattr(run.engine, "_catalogue_ND", vectors_ND)
+    alike = TensorRows(torch.zeros(run.engine.item_vectors.shape))
+    monkeypatch.setattr(run.engine.search, "rows", alike)
     found = run.recommend(run.store.users.id(0), k=4, repeat="allow")
     assert found["item"].to_list() == [run.items.id(row) for row in range(4)]
 
@@ -191,3 +195,20 @@ def test_a_ranking_model_scores_every_task(tmp_path):
         assert len(model.similar_items(items[0], 2)) == 2
     told = recommend_rows(run.recommender, run.store, [0], 2)[0]
     assert run.recommend(user, k=2)["score"].to_list() == pytest.approx(told.scores, abs=CLOSE)
+
+
+def test_candidates_are_scored_in_the_context_that_is_given(tmp_path):
+    store = small_store(tmp_path / "store", rich=True)
+    tasks = {"like": {"column": "like"}}
+    recipe = small_recipe(task="ranking", tasks=tasks, loss={"kind": "bce"}, **RICH)
+    train(recipe, store, tmp_path / "run", quiet=True)
+    run = ss.load(tmp_path / "run", data=store)
+    user, items = store.users.id(3), [store.items.id(row) for row in range(5)]
+    for label, code in (("home", 2), ("cart", 1), (None, 0)):
+        told = score_rows(run.recommender, store, [3], range(5), context={"surface": code})
+        found = run.score(user, items, context={"surface": label})
+        assert found["like"].to_list() == pytest.approx(told["like"][0].tolist(), abs=CLOSE)
+        best = run.recommend(user, filter=items, repeat="allow", context={"surface": label})
+        assert set(best["score"]) == set(found["score"])
+    with pytest.raises(SlipstreamError, match="no context 'surfaces'; it reads surface, device"):
+        run.score(user, items, context={"surfaces": "home"})

@@ -109,6 +109,15 @@ def test_items_that_the_catalogue_lacks_are_left_out_of_stored_histories(tmp_pat
         assert kept == [x for x in stored_history(store, user, store.items).items if x <= 2**62 + 1]
 
 
+def test_context_is_a_column_of_text_or_a_field_of_a_dict():
+    frame = pl.DataFrame({"item": [10, 20], "liked": [1.0, 0.0], "surface": ["home", None]})
+    given = {"items": [10, 20], "context": {"surface": ["home", ""]}}
+    for sent in (frame, given):
+        (asked,) = questions(None, sent, None, NUMBERS)
+        assert list(asked.history.context["surface"]) == ["home", ""]
+    assert set(questions(None, frame, None, NUMBERS)[0].history.actions) == {"liked"}
+
+
 def test_what_is_no_frame_is_none():
     assert as_frame([1]) is None and as_frame("item") is None
     assert as_frame(pl.LazyFrame({"item": [1]})).shape == (1, 1)

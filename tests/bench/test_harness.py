@@ -1,8 +1,13 @@
 """Variants take turns, medians come with their spread, and the JSON has the agreed fields."""
 
+import io
 import json
+import re
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from slipstream.bench import harness
 
@@ -30,9 +35,43 @@ def test_the_json_has_the_agreed_fields(tmp_path):
     returned = harness.finish("demo", rows, {"speed": 2.0}, tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
     assert written == returned
-    assert set(written) == {"bench", "when", "machine", "threads", "rows", "claims"}
+    fields = {"bench", "command", "commit", "when", "machine", "threads", "rows", "claims"}
+    assert set(written) == fields
     assert (
         written["bench"] == "demo"
         and written["claims"] == {"speed": 2.0}
         and written["rows"] == rows
     )
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "told"),
+    [
+        ("benchmarks/checkpoint.py", "benchmarks.checkpoint", "python -m benchmarks.checkpoint"),
+        ("__main__.py", "benchmarks.pipeline.__main__", "python -m benchmarks.pipeline"),
+        ("bin/slipstream", None, "slipstream"),
+    ],
+)
+def test_a_result_names_its_command_without_the_place_it_is_written_to(
+    monkeypatch: pytest.MonkeyPatch, program: str, module: str | None, told: str
+):
+    main = ModuleType("__main__")
+    main.__spec__ = None if module is None else SimpleNamespace(name=module)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", [program, "--quick", "--json", "out.json", "--part", "a"])
+    assert harness.command_line() == f"{told} --quick --part a"
+    monkeypatch.setattr(sys, "argv", [program, "--json"])
+    assert harness.command_line() == told
+
+
+def test_a_wide_table_is_told_whole_at_80_columns():
+    rows = [
+        {"variant": f"variant {i}"} | {f"a long heading {j}": 1.5 * i + j for j in range(12)}
+        for i in range(3)
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    harness.print_rows(console, rows, "bench demo", "caption")
+    text = console.file.getvalue()
+    assert "…" not in text and max(len(line) for line in text.splitlines()) <= 80
+    assert all(f"a long heading {j} " in text for j in range(12))
+    assert len(re.findall("variant 2", text)) > 1 and text.count("caption") == 1

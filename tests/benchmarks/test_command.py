@@ -13,8 +13,9 @@ from benchmarks import command
 from slipstream.errors import SlipstreamError
 
 MEASUREMENTS = (
-    *("auto_schedule", "balance", "chaos", "disk_table", "exchange", "negatives"),
-    *("pipeline", "router", "serving", "startup", "tables"),
+    *("auto_schedule", "balance", "chaos", "checkpoint", "disk_table", "exchange"),
+    *("negatives", "pipeline", "recommend", "router", "serving"),
+    *("simulate", "startup", "tables"),
 )
 FOLDER = Path(command.__file__).parent
 STUDIES = ("negative_quality", "reproduce", "staleness")

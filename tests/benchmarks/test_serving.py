@@ -1,157 +1,236 @@
-"""Parts of the serving benchmark, and a small run against real processes."""
+"""Parts of the serving benchmark: traces, users, ideal queues, search, claims, the journal."""
 
 import asyncio
+import json
 
 import numpy as np
+import pytest
 
-from benchmarks.serving.bundle import random_bundle
-from benchmarks.serving.load import Cascade, Outcome, loadgen_at_hand, loadgen_server, open_loop
-from benchmarks.serving.plot import best_of, draw, fixed_rate
-from benchmarks.serving.search import Bisection
+from benchmarks.serving.claims import compute_claims, group_rows
+from benchmarks.serving.ideal_queue import inline_rate, relay_rate
+from benchmarks.serving.load import Outcome, open_loop
+from benchmarks.serving.runs import Journal, RunPlan, outcome_row, served_history
+from benchmarks.serving.search import LOWEST_LEVEL, LengthSearch, largest_held, level_of, rate_of
+from benchmarks.serving.server import RELAY
 from benchmarks.serving.trace import (
-    PAGE,
-    Histories,
-    Request,
-    Session,
-    poisson,
-    replay,
-    sessions_of,
-    synthetic_sessions,
+    Log,
+    cut_sessions,
+    poisson_times,
+    rotating_window,
+    session_window,
+    single_window,
+    stage_times,
+    synthetic_log,
 )
-from benchmarks.serving.worker import Fleet
-
-MODEL = {"kind": "hstu", "dim": 16, "blocks": 1, "heads": 1, "max_len": 400, "time_buckets": 32}
-SMALL = {
-    "device_bytes": 8 << 20,
-    "host_bytes": 8 << 20,
-    "calibrate_seconds": 0.1,
-    "trigger": {"enabled": False},
-}
+from benchmarks.serving.truncation import find_figure
+from benchmarks.serving.users import Population
 
 
 def test_sessions_are_cut_at_users_and_long_gaps():
-    users = np.array([2, 1, 1, 1, 2] + [3] * (PAGE + 1))
-    times = np.array([50.0, 0.0, 10.0, 5000.0, 60.0, *np.arange(PAGE + 1) * 10.0 + 100])
-    found = sessions_of(users, times)
-    assert [(s.user, s.start, s.pages) for s in found] == [
-        (1, 0.0, (0.0,)),
-        (2, 50.0, (0.0,)),
-        (3, 100.0, (0.0, PAGE * 10.0)),
-        (1, 5000.0, (0.0,)),
-    ]
+    users = np.array([2, 1, 1, 1, 2] + [3] * 4)
+    times = np.array([50.0, 0.0, 10.0, 5000.0, 60.0, 100.0, 110.0, 120.0, 130.0])
+    found = [pages.tolist() for pages in cut_sessions(users, times, 3)]
+    assert found == [[0.0], [0.0], [0.0], [0.0, 30.0]]
+    every_row = cut_sessions(users, times, 1)
+    assert [pages.tolist() for pages in every_row[:2]] == [[0.0, 10.0], [0.0]]
 
 
-def test_replay_keeps_rate_and_order_of_pages():
-    requests = replay(synthetic_sessions(), rate=40.0, seconds=30.0, seed=3)
-    assert 0.6 < len(requests) / 1200 < 1.4
-    seen: dict[int, int] = {}
-    for request in requests:
-        assert 0 <= request.at < 30 and request.page > seen.get(request.user, -1)
-        seen[request.user] = request.page
-    timed = poisson(requests, 40.0)
-    assert [r.user for r in timed] == [r.user for r in requests]
-    assert 0.8 < timed[-1].at / (len(timed) / 40.0) < 1.2
+def test_a_window_is_stationary_traffic_of_both_logs():
+    pages = (np.array([0.0, 40.0, 80.0]),) * 50
+    logs = [Log("three", pages), Log("one", (np.array([0.0]),) * 50)]
+    window = session_window(logs, 20.0, 4_000, kept=1e9, seed=3)
+    assert len(window.requests) == 4_000
+    # Half of the sessions have three pages, so half of all requests are second or third ones.
+    assert np.mean([request.again for request in window.requests]) == pytest.approx(0.5, abs=0.04)
+    seen = set(window.before)
+    for request in window.requests:
+        assert request.again == (request.user in seen)
+        seen.add(request.user)
 
 
-def test_histories_grow_and_are_the_same_everywhere():
-    one, two = (Histories(100, 1 << 40, 50, ("click",), 400) for _ in range(2))
-    first, later = one.of(7, 0), two.of(7, 3)
-    assert len(later) == len(first) + 3 * PAGE
-    assert np.array_equal(later.items[: len(first)], first.items)
-    assert np.array_equal(one.candidates(7, 3, 5), two.candidates(7, 3, 5))
+def test_what_would_have_left_memory_is_not_warmed_up():
+    logs = [Log("gaps", (np.array([0.0, 5.0]), np.array([0.0, 500.0])))]
+    for kept, some in ((1e9, True), (20.0 * 100, True), (20.0, False)):
+        window = session_window(logs, 20.0, 200, kept=kept, seed=1)
+        assert bool(window.before) == some
+    near = session_window(logs, 20.0, 200, kept=20.0 * 100, seed=1)
+    far = session_window(logs, 20.0, 200, kept=1e9, seed=1)
+    assert len(near.before) < len(far.before)
+
+
+def test_other_windows():
+    assert not any(request.again for request in single_window(5).requests)
+    circle = rotating_window(7, 3)
+    assert [request.user for request in circle.requests] == [0, 1, 2, 0, 1, 2, 0]
+    assert circle.before == (0, 1, 2) and circle.users == 3
+
+
+def test_arrivals_and_stages_have_their_means():
+    assert poisson_times(50.0, 5_000, 0)[-1] == pytest.approx(100.0, rel=0.05)
+    stages = stage_times(0.12, 0.3, 0.4, 20_000, 0)
+    assert stages.mean() == pytest.approx(0.12, rel=0.02) and stages.max() <= 0.4
+    assert stages.std() / stages.mean() == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_users_history_grows_by_what_was_appended():
+    population = Population("mix", 100, 50, 40, sigma=0.5, longest=100)
+    lengths = [population.length_of(user) for user in range(100)]
+    assert min(lengths) >= 16 and max(lengths) <= 100 and len(set(lengths)) > 20
+    grown = served_history(population, 7, 2)
+    assert grown.total == population.length_of(7) + 12
+    assert (np.diff(grown.timestamps) >= 0).all()
+    assert population.candidates_of(7, 1, 5) != population.candidates_of(7, 2, 5)
 
 
 def test_misses_count_for_the_percentile():
-    outcome = Outcome(10.0, latencies=[0.01] * 99 + [float("inf")])
-    assert outcome.percentile(0.99) == 10.0 and outcome.goodput == 0.99
+    outcome = Outcome(10.0, 0.08, latencies=[0.01] * 99 + [float("inf")])
+    assert outcome.percentile(0.99) == 10.0 and outcome.within_slo == 0.99
     assert outcome.holds
-    outcome.latencies[0] = float("inf")
+    outcome.latencies[0] = 0.09
     assert not outcome.holds
-    assert not Outcome(10.0, latencies=[0.01], cut_short=True).holds
-
-
-def test_a_bisection_finds_the_edge():
-    search = Bisection(1.0, 64.0)
-    for _ in range(10):
-        search.note(search.middle <= 20.0)
-    assert 19.5 < search.best <= 20.0
-    hopeless = Bisection(1.0, 64.0)
-    hopeless.note(False)
-    assert hopeless.best == 0.0
+    assert not Outcome(10.0, 0.08, latencies=[0.01], cut_short=True).holds
+    row = outcome_row(outcome, {}, dict.fromkeys(("generator", "router", "instances", "others"), 0))
+    assert row["misses"] == 2 and row["p99_ms"] == pytest.approx(90.0)
+    json.dumps(row, allow_nan=False)
 
 
 def test_a_run_that_has_missed_too_often_ends_there():
     class Slow:
-        outcome = Outcome(1000.0)
+        outcome = Outcome(1000.0, 0.08)
 
-        async def run(self, request: object, arrival: float) -> float:
+        async def run(self, place: int, arrival: float) -> float:
             self.outcome.latencies.append(float("inf"))
             return float("inf")
 
-    requests = [Request(number / 1000, number, 0) for number in range(400)]
-    outcome = asyncio.run(open_loop(Slow(), requests, give_up=True))  # type: ignore[arg-type]
+        recommend = run
+
+    outcome = asyncio.run(open_loop(Slow(), range(400), give_up=True, seed=0))  # type: ignore[arg-type]
     assert outcome.cut_short and 4 < len(outcome.latencies) < 400
 
 
-def test_every_rate_meets_the_same_mix_of_visits():
-    sessions = [
-        Session(user, float(user), (0.0,) * (1 if user < 500 else 5)) for user in range(1000)
+def test_the_ideal_queue_in_line_is_that_of_queueing_theory():
+    # M/M/1: the 99th percentile of the time in system is ln(100) / (mu - lambda).
+    rng = np.random.default_rng(0)
+    service = rng.exponential(0.01, 20_000)
+    expected = 100.0 - np.log(100) / 0.2
+    assert inline_rate(service, 1, 0.2) == pytest.approx(expected, rel=0.06)
+    assert inline_rate([0.041], 2, 0.08) == pytest.approx(16.8, rel=0.05)  # M/D/2
+    assert inline_rate([0.1], 2, 0.08) == 0.0
+
+
+def test_the_ideal_relay_does_the_same_work_earlier():
+    inline = inline_rate([0.041], 2, 0.08)
+    same_work = relay_rate([0.008], [0.033], 1.0, 2, 0.08)
+    assert 1.2 * inline < same_work < 2 / 0.041
+    reused = relay_rate([0.008], [0.033], 0.5, 2, 0.08)
+    assert same_work < reused < 2 / 0.008
+
+
+@pytest.mark.parametrize("edge", [12, 13, 17, 18, 25, 40])
+@pytest.mark.parametrize("begin", [12, 20, 26])
+def test_the_search_finds_the_edge(edge, begin):
+    asked = []
+
+    def holds(level: int) -> bool:
+        asked.append(level)
+        return level <= edge
+
+    assert largest_held(holds, begin, 12, 60) == edge
+    assert len(asked) <= abs(begin - edge) // 2 + 4
+
+
+def test_where_nothing_holds_the_search_says_so():
+    assert largest_held(lambda level: False, 20, 12, 40) is None
+    assert largest_held(lambda level: True, 20, 12, 25) == 25
+
+
+def test_rates_lie_on_the_grid_and_not_below_five():
+    assert rate_of(level_of(30.0)) <= 30.0 < rate_of(level_of(30.0) + 1)
+    assert rate_of(LOWEST_LEVEL) >= 5.0 > rate_of(LOWEST_LEVEL - 1)
+
+
+def test_lengths_lie_on_a_grid_within_the_model():
+    search = LengthSearch(None, 10.0, 100, 50, 256, 6_080)  # type: ignore[arg-type]
+    lengths = [search.length_of(level) for level in range(search.highest + 1)]
+    assert lengths[0] == 256 and lengths[-1] <= 6_080 < search.length_of(search.highest + 1)
+    assert all(length % 16 == 0 for length in lengths)
+
+
+def test_the_journal_survives_a_torn_line(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    journal = Journal(path)
+    journal.add({"key": "a", "holds": True})
+    with path.open("a") as file:
+        file.write('{"key": "b", "hol')
+    assert Journal(path).rows == {"a": {"key": "a", "holds": True}}
+
+
+def test_a_runs_key_tells_runs_apart():
+    population = Population("64", 10, 50, 64)
+    plan = RunPlan(RELAY, population, "S", 10.0, "probe")
+    others = [
+        RunPlan(RELAY, population, "N", 10.0, "probe"),
+        RunPlan(RELAY, population, "S", 11.5, "probe"),
+        RunPlan(RELAY, population, "S", 10.0, "verdict"),
+        RunPlan(RELAY, population, "S", 10.0, "probe", 2),
+        RunPlan(RELAY, population, "S", 10.0, "probe", candidates=500),
+        RunPlan(RELAY, population, "S", 10.0, "probe", label="without trigger"),
     ]
-    for rate in (10.0, 50.0, 200.0):
-        requests = replay(sessions, rate, 30.0)
-        assert 0.85 < len(requests) / (30 * rate) < 1.15
+    assert len({plan.key, *(other.key for other in others)}) == 7
 
 
-def test_a_small_run_against_two_processes(tmp_path):
-    bundle = tmp_path / "bundle"
-    random_bundle(bundle, MODEL, num_items=50)
-    requests = poisson(replay(synthetic_sessions(200), 20.0, 6.0), 20.0)[:30]
+def figures() -> dict:
+    def group(relay, w1, **more):
+        rates = {"relay": relay, "W1": w1, **more}
+        return {"rates": rates, "ideal": {"relay": 100.0, "W1": 50.0}}
 
-    async def scenario():
-        async with Fleet(2, bundle, 10, 1 << 40, 50) as fleet:
-            measured = await fleet.configure(SMALL, 200, expander=True)
-            assert measured["inline_ms"] > 0
-            cascade, checked = (
-                Cascade(
-                    fleet,
-                    stages=0.02,
-                    slo=20.0,
-                    route="affinity",
-                    outcome=Outcome(20.0),
-                    size=lambda user, page: 100,
-                )
-                for _ in range(2)
-            )
-            own = await open_loop(cascade, requests)
-            stats, difference = await fleet.stats(), await fleet.score_diff()
-            if loadgen_at_hand():
-                await loadgen_server(checked, requests, 20.0, 0.5, tmp_path)
-            return own, stats, difference, checked.outcome
-
-    own, stats, difference, theirs = asyncio.run(asyncio.wait_for(scenario(), 250))
-    assert len(own.latencies) == 30 and not own.errors
-    assert sum(own.hits.values()) == 30 and own.hits["inline"] < 30
-    assert stats["preinfer_admitted"] > 0
-    assert difference == 0.0
-    if loadgen_at_hand():
-        assert theirs.verdict in ("VALID", "INVALID") and theirs.latencies
+    return {
+        "groups": {
+            "S 512": group(80.0, 40.0, W3=50.0),
+            "S 1024": group(45.0, 10.0, W2=15.0, W3=20.0),
+            "S mix": group(60.0, None),
+            "N 512": group(44.0, 40.0),
+            "N 1024": group(28.0, 20.0),
+        },
+        "longest": {"relay": 2048, "W1": 1024},
+        "ablations": {
+            "trigger": {"with": [{"within_slo": 0.9}], "without": [{"within_slo": 0.6}]},
+        },
+    }
 
 
-def test_the_curves_are_drawn(tmp_path):
-    rows = [
-        {"variant": v, "rate": r, "length": n, "p99_ms": p, "load": load}
-        for v, r, n, p, load in [
-            ("relay", 5.0, 100, 20.0, "own"),
-            ("relay", 9.0, 100, 90.0, "own"),
-            ("relay", 9.0, 100, 60.0, "own"),
-            ("relay", 9.0, 100, 61.0, "LoadGen"),
-            ("without", 5.0, 100, float("inf"), "own"),
-            ("relay", 5.0, 200, 30.0, "own"),
-        ]
-    ]
-    assert fixed_rate(rows) == 5.0 and best_of([(9.0, 90.0), (5.0, 20.0), (9.0, 60.0)]) == [
-        (5.0, 20.0),
-        (9.0, 60.0),
-    ]
-    draw(rows, tmp_path / "curves.png", 0.08)
-    assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+def test_claims_follow_the_protocol():
+    claims = compute_claims(figures(), [{"score_diff": 0.0}, {"score_diff": 1e-7}], 1024)
+    assert claims["slo_qps_ratio"] == pytest.approx((2.0 * 3.0) ** 0.5)  # W2 is better than W1
+    assert claims["slo_qps_ratio_max"] == 3.0 and claims["slo_qps_ratio_max_length"] == 1024
+    assert claims["slo_qps_ratio_keep"] == pytest.approx((1.6 * 2.25) ** 0.5)
+    assert claims["slo_qps_ratio_no_reuse"] == pytest.approx(1.4)
+    assert claims["slo_qps_ratio_no_reuse_min"] == pytest.approx(1.1)
+    assert claims["baseline_vs_ideal"] == pytest.approx(0.2)
+    assert claims["relay_vs_ideal"] == pytest.approx(0.45)
+    assert claims["max_prefix_ratio"] == 2.0 and claims["trigger_gain"] == pytest.approx(1.5)
+    assert claims["loadgen_valid"] == 1.0 and claims["score_diff"] == 1e-7
+
+
+def test_a_baseline_below_five_a_second_enters_no_ratio_but_is_told():
+    found = figures()
+    found["groups"]["S 512"]["rates"]["W1"] = 4.9
+    assert compute_claims(found, [], 1024)["slo_qps_ratio"] == pytest.approx(3.0)
+    told = [row for row in group_rows(found) if row["length"] == "mix"]
+    assert [(row["variant"], row["slo_qps"]) for row in told] == [("relay", 60.0), ("W1", None)]
+
+
+def test_a_part_that_was_not_measured_claims_nothing():
+    assert compute_claims({}, [], 1024) == {}
+
+
+def test_a_figure_is_found_wherever_it_stands():
+    told = {"run": {"x": 1}, "test": {"metrics": {"AUC/liked": 0.7}}}
+    assert find_figure(told, "AUC/liked") == 0.7
+    with pytest.raises(LookupError):
+        find_figure(told, "AUC/other")
+
+
+def test_sessions_are_drawn_where_no_log_is_at_hand():
+    log = synthetic_log(100)
+    assert log.mean_pages > 2 and all(pages[0] == 0.0 for pages in log.sessions)

@@ -25,7 +25,11 @@ def test_without_a_network_the_demo_runs_on_synthetic_users(tmp_path, monkeypatc
     assert run_command(["demo", "--out", str(tmp_path), *TINY, "max_steps=2"]) == 0
     shown = capsys.readouterr().out
     assert "MovieLens-1M is not available" in shown
-    assert "version" in shown and "recommended" in shown
+    assert (
+        shown.startswith("This demo downloads MovieLens-1M") and "web page: slipstream ui" in shown
+    )
+    assert "version" in shown and "recommended" in shown and "ms in line" in shown
+    assert "report.html" in shown
     assert (tmp_path / "bundle" / "bundle.json").is_file()
 
 

@@ -70,6 +70,21 @@ def test_trained_users_are_known_with_their_own_ids_and_actions(prepared, tmp_pa
     assert shown == {"users": 5, "shown": ["ann ü", "z"]}
 
 
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_context_is_imported_by_label_and_exported(tmp_path, capsys, form):
+    log = {"user_id": [1, 1, 2], "item_id": [5, 6, 7], "timestamp": [1, 2, 3]}
+    pl.DataFrame(log | {"surface": ["home", None, "cart"]}).write_csv(tmp_path / "log.csv")
+    store = prepare_store(tmp_path, "--context-columns", "surface")
+    url, out = f"sqlite:{tmp_path / 'history.db'}", tmp_path / f"out.{form}"
+    call(capsys, "import", store, "--history", url)
+    found = run(url, lambda store: store.read("1", 9))
+    assert found.context["surface"].tolist() == ["home", ""]
+    run(url, lambda store: store.append("0", behaviours([5], [9])))
+    call(capsys, "export", "--history", url, "--out", out)
+    told = pl.read_parquet(out) if form == "parquet" else pl.read_ndjson(out, infer_schema_length=9)
+    assert told["context:surface"].to_list() == [None, "home", None, "cart"]
+
+
 def test_numbers_are_imported_to_the_last_bit_and_users_as_text(tmp_path, capsys):
     write_log(tmp_path / "log.csv", users=6)
     url = f"sqlite:{tmp_path / 'history.db'}"

@@ -14,10 +14,12 @@ from tests.support.tiny_runs import TINY, prepare_and_train
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A log, its store, a run and a bundle."""
+    """A log, its store, a run, a bundle and a search."""
     place = prepare_and_train(tmp_path_factory.mktemp("made"))
     bundle = ["export", str(place / "run"), "--out", str(place / "bundle")]
     assert run_command(bundle) == 0
+    search = ["tune", *command("train", place, place / "tune")[1:], "evaluate_every=1"]
+    assert run_command([*search, "--over", "seed=choice(1,2)", "--trials", "1"]) == 0
     return place
 
 

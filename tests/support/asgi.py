@@ -1,5 +1,6 @@
 """Requests to an ASGI app without a server, for the tests of the apps."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,10 +24,12 @@ async def ask(
     query: str = "",
     **headers: str,
 ) -> Answer:
-    """Send one request (a body may come in parts) and return the answer."""
+    """Send one request and return the answer; a body may come in parts, none: the client goes."""
     parts = [body] if isinstance(body, bytes) else list(body)
+    complete = bool(parts)
     sent: list[dict[str, Any]] = []
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent_as = {"content-type": "application/json", "host": "localhost"}
+    names = {**sent_as, **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -43,6 +46,8 @@ async def ask(
     }
 
     async def receive() -> dict[str, Any]:
+        if not parts and complete:
+            await asyncio.Event().wait()  # the client stays for its answer
         if not parts:
             return {"type": "http.disconnect"}
         part = parts.pop(0)

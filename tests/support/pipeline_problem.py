@@ -77,6 +77,7 @@ class SmallWork:
     problem: Problem
     mixes_samples: str | None = None
     has_device: bool = False
+    on_demand: Any = None
     transferred: int = 0
     fails: tuple[str, int] | None = None  # (method, step) that raises
     taken: int = 0

@@ -16,6 +16,7 @@ from slipstream.cli.app import run_command
 Slipstream = Callable[..., tuple[int, str]]
 LONG = 60.0  # seconds; only ends a test that hangs
 KEY = "a key of sixteen characters or more"
+ADMIN = "an operator key of the same length"
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
     def run(*words: str, **environment: str) -> tuple[int, str]:
         monkeypatch.setenv("COLUMNS", "120")
-        for name in ("SLIPSTREAM_URL", "SLIPSTREAM_API_KEY"):
+        for name in ("SLIPSTREAM_URL", "SLIPSTREAM_API_KEY", "SLIPSTREAM_ADMIN_KEY"):
             monkeypatch.setenv(name, environment.get(name, ""))
         capsys.readouterr()
         code = run_command(list(words))
@@ -41,11 +42,13 @@ def serve_words(bundle: Path, *options: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(bundle: Path, *options: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Run `slipstream serve`; give its URL and its process."""
-    settings = {**os.environ, "SLIPSTREAM_API_KEY": KEY}
+def served(
+    bundle: Path, *options: str, before: tuple[str, ...] = ()
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Run `slipstream serve`, `before` its first word; give its URL and its process."""
+    settings = {**os.environ, "SLIPSTREAM_API_KEY": KEY, "SLIPSTREAM_ADMIN_KEY": ADMIN}
     process = subprocess.Popen(
-        serve_words(bundle, *options),
+        [*before, *serve_words(bundle, *options)],
         env=settings,
         stdout=subprocess.PIPE,
         text=True,
@@ -68,3 +71,9 @@ def served(bundle: Path, *options: str) -> Iterator[tuple[str, "subprocess.Popen
             process.wait(LONG)
         finally:
             process.kill()
+
+
+def figure(metrics: str, name: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = [line.split() for line in metrics.splitlines()]
+    return sum(float(words[-1]) for words in lines if words[0].partition("{")[0] == name)

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.chaos.course import supervised
 from benchmarks.serving.bundle import random_bundle
 from slipstream.serving.supervisor import DeploymentConfig, Supervisor
+from tests.support.serving_stand_in import write_standin_bundle
 
 TESTS = Path(__file__).parent
 KEY = "a test key of some length"
@@ -32,17 +33,19 @@ def standin_plan(
 ) -> DeploymentConfig:
     """Stand-ins that share a bundle (a file with a version) and a history store."""
     bundle = tmp_path / "bundle"
-    bundle.mkdir(exist_ok=True)
-    (bundle / "version").write_text("v1")
+    write_standin_bundle(bundle, "v1")
     model = changes.pop("model", {})
     settings = {
         "bundle": str(bundle),
-        "history": f"sqlite:{tmp_path / 'history.db'}",
+        "history": changes.pop("history", f"sqlite:{tmp_path / 'history.db'}"),
         "model": model,
+        "allow_kill": changes.pop("allow_kill", False),
     }
     os.environ.setdefault("PYTHONPATH", os.environ["PYTHONPATH"])
     changes = {"instance_command": STAND_IN, **changes}
-    return DeploymentConfig(instances, settings, api_keys=(key,) if key else (), **changes)
+    return DeploymentConfig(
+        instances, settings, api_keys=(f"{key} role=admin",) if key else (), **changes
+    )
 
 
 @contextlib.contextmanager
@@ -65,7 +68,8 @@ def real_deployment(tmp_path: Path, *, instances: int = 1) -> Iterator[Superviso
     }
     os.environ.setdefault("PYTHONPATH", os.environ["PYTHONPATH"])
     with supervised(
-        DeploymentConfig(instances, settings, api_keys=(KEY,), spare=False), lambda _sentence: None
+        DeploymentConfig(instances, settings, api_keys=(f"{KEY} role=admin",), spare=False),
+        lambda _sentence: None,
     ) as supervisor:
         yield supervisor
 

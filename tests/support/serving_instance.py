@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.instance import Instance
@@ -20,13 +21,15 @@ COST = CostModel(np.array([1e-4, 2e-6, 1e-9, 1e-8]), 1e-10)
 ALWAYS = TriggerConfig(enabled=False)
 
 
-def instance(tmp_path: Path, cost: CostModel = COST, **settings: Any) -> tuple[Engine, Instance]:
+def instance(
+    tmp_path: Path, cost: CostModel = COST, clock: Clock = SYSTEM_CLOCK, **settings: Any
+) -> tuple[Engine, Instance]:
     """A plain engine and an instance of the same bundle, with predicted costs that are fixed."""
     served = engine(tmp_path, max_len=1000)
     settings = {"device_bytes": 32 << 20, "host_bytes": 32 << 20, "trigger": ALWAYS} | settings
     path = next(tmp_path.glob("hstu-*"))
     own_cost = CostModel(cost.coefficients, cost.copy_seconds_per_byte)
-    return served, Instance(path, InstanceConfig(**settings), own_cost)
+    return served, Instance(path, InstanceConfig(**settings), own_cost, clock)
 
 
 def soon(seconds: float = 20.0) -> float:

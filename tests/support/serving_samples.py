@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.serving.bundle import random_bundle
 from slipstream.history.user_history import History
+from slipstream.ops.kv_precision import KVPrecision
 from slipstream.serving.engine.engine import Engine
+from slipstream.serving.engine.prefix import Prefix
 
 FIRST_ID, ITEMS = (1 << 62) + 5, 300
 CASES = [(kind, bias) for kind in ("hstu", "fuxi") for bias in ("own", "next", "none")] + [
@@ -21,6 +24,7 @@ def engine(
     kind: str = "hstu",
     task: str = "ranking",
     time_bias: str = "own",
+    kv_precision: KVPrecision = "fp32",
     **settings: Any,
 ) -> Engine:
     """An engine whose weights are large enough that every part of a history is felt."""
@@ -43,7 +47,7 @@ def engine(
     random_bundle(
         path, model, task=task, num_items=ITEMS, first_id=FIRST_ID, noise=0.05, **features
     )
-    return Engine(path)
+    return Engine(path, kv_precision)
 
 
 def history(count: int, seed: int = 0, age: int = 2) -> History:
@@ -63,6 +67,14 @@ def cut(whole: History, begin: int, end: int | None = None) -> History:
 
 def candidates(count: int, seed: int = 9) -> np.ndarray:
     return FIRST_ID + np.random.default_rng(seed).permutation(ITEMS)[:count]
+
+
+def same_tokens(one: Prefix, other: Prefix) -> bool:
+    """Whether two prefixes cache the same tokens, bit for bit."""
+    pairs = zip(one.buffer.tensors, other.buffer.tensors, strict=True)
+    return one.tokens == other.tokens and all(
+        torch.equal(ours[: one.tokens], theirs[: one.tokens]) for ours, theirs in pairs
+    )
 
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:

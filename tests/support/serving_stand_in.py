@@ -7,18 +7,24 @@ mixes users or loses behaviours is found out. Touch this when the service calls 
 
 import asyncio
 import hashlib
+import json
+import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from slipstream.errors import SlipstreamError
 from slipstream.history.user_history import History
 from slipstream.serving.engine.serving_rules import ServingRules
-from slipstream.serving.http.instance_app import read_settings, serve_instance
+from slipstream.serving.http.instance_app import InstanceSettings, serve_instance
+from slipstream.serving.http.process import read_settings
 from slipstream.serving.id_arrays import as_numbers, id_array
+from slipstream.serving.instance.recommend_query import RecommendQuery, RecommendResult
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
 
 NUM_ITEMS = 100_000
@@ -37,12 +43,33 @@ def standin_scores(
     return [int.from_bytes(digest, "big") / 2**48 for digest in digests]
 
 
+def write_standin_bundle(bundle: Path, version: str) -> None:
+    """Put a version in place of the one before, as an export does: never into its files."""
+    beside = bundle.with_name(f"{bundle.name}-{version}-new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    (beside / "bundle.json").write_text(json.dumps({"version": version}))
+    old = bundle.with_name(f"{bundle.name}-{version}-old")
+    if bundle.exists():
+        bundle.rename(old)
+    beside.rename(bundle)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_standin_version(bundle: Path) -> str:
+    """The version of a stand-in's bundle."""
+    return str(json.loads((bundle / "bundle.json").read_text())["version"])
+
+
 class StandInItems:
     """A catalogue whose items are 0 to NUM_ITEMS - 1, each its own row, called `item N`."""
 
     def find(self, items: Any) -> np.ndarray:
         numbers, valid = as_numbers(id_array(items))
         return np.where(valid & (numbers >= 0) & (numbers < NUM_ITEMS), numbers, -1)
+
+    def has_seen(self, _history: Any) -> bool:
+        return False
 
     def contains(self, items: Any) -> np.ndarray:
         return self.find(items) >= 0
@@ -65,7 +92,7 @@ class StandInItems:
 class StandInInstance:
     """Remembers what it pre-inferred and takes `rank_ms` for a ranking.
 
-    Refuses users called `full…` and fails on those called `crash…`.
+    Refuses users called `full…`, fails on those called `crash…`, and moves no more after `stuck…`.
     """
 
     max_len = MAX_LEN
@@ -81,13 +108,18 @@ class StandInInstance:
         repeat: str = "exclude",
         window: str = "stepped",
     ) -> None:
-        self.version = (bundle / "version").read_text().strip()
+        self.version = read_standin_version(bundle)
+        if self.version.startswith("bad"):
+            raise SlipstreamError(f"version {self.version} ranks wrongly; it is not served")
         self.items, self.rules = StandInItems(), ServingRules(repeat == "exclude", window, MAX_LEN)
         self._rank_ms = rank_ms
         self._kept: set[tuple[str, int]] = set()
+        self.cascade = StandInCascade(self)
         self._running = 0
         self.request_times: list[int | None] = []
-        self.closed = False
+        self.contexts: list[Mapping[str, str | None]] = []
+        self.labels: Mapping[str, Any] = {}  # of the last history ranked after
+        self.closed = self.stuck = False
 
     async def preinfer(self, user: str, history: History, *, rank_in: float | None) -> Any:
         self._check(history)
@@ -104,14 +136,18 @@ class StandInInstance:
         deadline: float,
         allow_truncate: bool,
         request_time: int | None = None,
+        context: Mapping[str, str | None],
     ) -> Any:
         assert not self.closed, "a closed instance was used"
         if user.startswith("full"):
             raise OverloadError("queue")
+        self.stuck |= user.startswith("stuck")
         if user.startswith("crash"):
             raise RuntimeError("secret detail")
         self._check(history)
         self.request_times.append(request_time)
+        self.contexts.append(context)
+        self.labels = {name: each.tolist() for name, each in history.context.items()}
         self._running += 1
         try:
             await asyncio.sleep(self._rank_ms / 1000)
@@ -128,27 +164,11 @@ class StandInInstance:
             scores={"score": np.array(scores)}, hit=hit, truncated=False, version=self.version
         )
 
-    async def retrieve(
-        self,
-        history: History,
-        k: int,
-        *,
-        deadline: float,
-        request_time: int | None,
-        exclude_seen: bool,
-        exclude: np.ndarray,
-    ) -> list[tuple[int, float]]:
-        self._check(history)
-        self.request_times.append(request_time)
-        items = np.setdiff1d(np.arange(k + 10 + len(exclude)), exclude)[: k + 10].tolist()
-        scores = standin_scores(
-            history.items.tolist(), history.timestamps.tolist(), items, self.version
-        )
-        order = sorted(range(len(scores)), key=lambda place: -scores[place])[:k]
-        return [(items[place], scores[place]) for place in order]
-
     async def forget(self, user: str, deadline: float) -> None:
         self._kept = {kept for kept in self._kept if kept[0] != user}
+
+    def is_alive(self) -> bool:
+        return not self.stuck
 
     def stats(self) -> dict[str, float]:
         return {"running": float(self._running), "kept": float(len(self._kept))}
@@ -166,11 +186,63 @@ class StandInInstance:
         assert self.items.contains(history.items).all() and len(history.items) <= MAX_LEN
 
 
-def main(argument: str) -> None:
-    settings = read_settings(argument)
+class StandInCascade:
+    """The stages of the stand-in: it retrieves the first items that the rules leave."""
 
-    def open_instance(_current: object) -> Any:
-        return StandInInstance(Path(settings.bundle), **settings.model)
+    answers_anybody = False
+
+    def __init__(self, instance: StandInInstance) -> None:
+        self._instance = instance
+        self.queries: list[RecommendQuery] = []
+
+    async def preinfer(self, user: str, history: History, rank_in: float | None) -> Any:
+        return await self._instance.preinfer(user, self._known(history), rank_in=rank_in)
+
+    async def recommend(
+        self, user: str, history: History, query: RecommendQuery
+    ) -> RecommendResult:
+        if query.by not in (None, "score"):
+            raise BadRequest("'purchase' is no task of this model")
+        self.queries.append(query)
+        known, items = self._known(history), self._instance.items
+        excluded = items.find(query.rules.exclude)
+        given = query.candidates
+        sent = np.arange(query.retrieve + len(excluded)) if given is None else items.find(given)
+        rows = sent[(sent >= 0) & ~np.isin(sent, excluded)][: query.retrieve]
+        await self.preinfer(user, history, None)
+        result = await self._instance.rank(
+            user,
+            known,
+            rows.tolist(),
+            recent=None,
+            deadline=query.deadline,
+            allow_truncate=query.allow_truncate,
+            request_time=query.request_time,
+            context=query.context,
+        )
+        scores = result.scores["score"]
+        best = np.argsort(-scores, kind="stable")[: query.count]
+        return RecommendResult(
+            rows[best].tolist(),
+            {"score": scores[best].tolist()},
+            result.hit,
+            unknown=[] if given is None else [given[at] for at in np.flatnonzero(sent < 0)],
+            skipped=self._skipped,
+        )
+
+    def _known(self, history: History) -> History:
+        first = self._instance.rules.window_start(history.total, history.first)
+        window = history.part(min(first, history.total), history.total)
+        known = window.where(self._instance.items.contains(window.items))
+        self._skipped = len(window) - len(known)
+        return known
+
+
+def main(argument: str) -> None:
+    settings = read_settings(argument, InstanceSettings)
+
+    def open_instance(directory: Path, _current: object) -> Any:
+        return StandInInstance(directory, **settings.model)
 
     serve_instance(settings, open_instance)
 

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from slipstream.cli.app import run_command
 from slipstream.config import RECIPES, load_recipe
 from slipstream.data.store import SequenceStore
-from slipstream.training.checkpoint import TENSORS, latest
+from slipstream.training.checkpoint import latest
 from slipstream.training.recipe import Recipe
-from slipstream.training.sharded_checkpoint import ShardedReader
+from tests.support.training_fixtures import tensors_of
 
 SHIPPED = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 SMALL_MODEL = ("dim=16", "blocks=1", "heads=2", "dqk=8", "dv=8", "model.max_len=24")
@@ -22,7 +21,7 @@ SMALL = (
     "sampler.token_budget=null",
     "sampler.batch_size=8",
     "epochs=1000",
-    "evaluate_every=1",
+    "evaluate_every=3 steps",
     "tensorboard=false",
     "log_every=1",
     "threads=1",
@@ -56,10 +55,8 @@ def trained(run: Path) -> dict[str, torch.Tensor]:
     newest = latest(run / "checkpoints")
     assert newest is not None
     wanted = ("model/", "optimizer/", "tables/")
-    if (newest / TENSORS).exists():
-        found = load_file(newest / TENSORS)
-        return {name: value for name, value in found.items() if name.startswith(wanted)}
-    return ShardedReader(newest).dense(wanted)
+    found = tensors_of(newest)
+    return {name: value for name, value in found.items() if name.startswith(wanted)}
 
 
 def main(path: str) -> int:

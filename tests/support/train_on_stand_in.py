@@ -38,6 +38,11 @@ CASES = {
     },
     "hstu, shared by 2, fp16": {"loss": {"negatives": 4, "share": 2, "precision": "fp16"}},
     "hstu, nested": {"train": {"schedule": "nested", "micro_batches": 2}},
+    "hstu, segments": {"loss": {"fetch": "segmented", "segment_bytes": 4096, "precision": "fp16"}},
+    "hstu, segments, nested": {
+        "loss": {"fetch": "segmented", "segment_bytes": 4096, "share": 2, "sampling": "popularity"},
+        "train": {"schedule": "nested", "micro_batches": 2},
+    },
     "hstu, semi_async": {"train": {"schedule": "semi_async"}},
 }
 SESSIONS: tuple[dict[str, int], ...] = ({"max_steps": 2}, {})

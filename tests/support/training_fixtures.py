@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from slipstream.bundle import Bundle
 from slipstream.data.batch import JaggedBatch
+from slipstream.data.context_columns import context_feature
 from slipstream.data.store import SequenceStore, write_store
-from slipstream.training import checkpoint
+from slipstream.training import checkpoint, row_files
 from slipstream.training.features import FeatureCodes, Features
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
@@ -55,7 +56,8 @@ def small_store(
 ) -> SequenceStore:
     """Users of 1 to 2 x mean_length behaviours; the next item often follows from the last.
 
-    A rich store has features of all kinds: colours and price of items, hobbies and income of users.
+    A rich store has features of all kinds: colours and price of items, hobbies and income of users,
+    the surface and the device of every behaviour.
     """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 2 * mean_length, users)
@@ -81,8 +83,22 @@ def small_store(
         user_table = user_table.append_column("feature:income", numbers(users, seed=4))
     directory.mkdir(parents=True, exist_ok=True)
     meta = {} if timed else {"timed": False}
+    context = {}
+    if rich:
+        drawn = np.random.default_rng(seed + 5)
+        for name, labels in (("surface", ["cart", "home", "search"]), ("device", ["app", "web"])):
+            codes_N = drawn.integers(0, len(labels) + 1, total).astype(np.int32)
+            context[name] = context_feature(codes_N, labels)
     write_store(
-        directory, offsets, log.astype(np.int64), times, actions, item_table, user_table, meta
+        directory,
+        offsets,
+        log.astype(np.int64),
+        times,
+        actions,
+        item_table,
+        user_table,
+        meta,
+        context,
     )
     return SequenceStore.open(directory)
 
@@ -90,6 +106,7 @@ def small_store(
 RICH = {
     "item_features": ["colours", "genre", "price"],
     "user_features": ["hobbies", "age", "income"],
+    "context_features": ["surface", "device"],
     "number_bins": 4,
 }
 
@@ -140,7 +157,8 @@ def recommender_of(bundle: Bundle) -> Recommender:
         name: FeatureCodes(nobody, cardinality)
         for name, cardinality in sizes["user_cardinalities"].items()
     }
-    features = Features(sizes["num_items"], items, users)
+    context = sizes["context_cardinalities"]
+    features = Features(sizes["num_items"], items, users, context=context)
     recommender = Recommender(Recipe.model_validate(bundle.description["recipe"]), features)
     recommender.model.load_state_dict(bundle.part("model"))
     with torch.no_grad():
@@ -177,6 +195,7 @@ def users_of(batch: JaggedBatch, users: list[int]) -> JaggedBatch:
         next_timestamps_T=tokens(batch.next_timestamps_T),
         supervised_T=tokens(batch.supervised_T),
         actions={name: tokens(value) for name, value in batch.actions.items()},
+        context={name: tokens(value) for name, value in batch.context.items()},
         user_features={name: value[users] for name, value in batch.user_features.items()},
         global_targets_P=batch.global_targets_P,
     )
@@ -186,7 +205,22 @@ def saved_tensors(run_dir: Path, kind: str = checkpoint.LAST) -> dict[str, torch
     """The tensors of a run's newest checkpoint of a kind."""
     newest = checkpoint.latest(run_dir / "checkpoints", kind)
     assert newest is not None
-    return load_file(newest / checkpoint.TENSORS)
+    return tensors_of(newest)
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint; rows in row files as `tables/…`, ascending by key."""
+    found = load_file(path / checkpoint.TENSORS)
+    names = checkpoint.read_state(path).get("row_tables", [])
+    files = checkpoint.row_files(path, names)
+    for name in names:
+        own = [file for file in files if file.table == name]
+        pieces = list(row_files.live_rows(own, None, lambda keys: torch.ones_like(keys).bool()))
+        parts = [piece.tensors() for piece in pieces]
+        order = torch.cat([part["keys"] for part in parts]).argsort()
+        for entry in parts[0]:
+            found[f"tables/{name}/{entry}"] = torch.cat([part[entry] for part in parts])[order]
+    return found
 
 
 def same_tensors(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:

@@ -78,7 +78,6 @@ COMMANDS = [
     ("serve damaged", "cannot be read"),
     ("serve bundle --history mysql:x", "names no history store"),
     ("serve bundle --history sqlite:log.csv", "log.csv"),
-    ("serve bundle --history redis://127.0.0.1:9/0", "does not answer"),
     ("serve bundle --host 0.0.0.0", "without an API key"),
     ("serve bundle --key-file none.txt", "cannot be read"),
     ("history import mine --history sqlite:new.db", "holds no prepared data"),
@@ -154,7 +153,6 @@ REQUESTS = [
     ("/v1/rank", {"user": "a", "candidates": [1], "history": {"items": [1]}}, 400, ""),
     ("/v1/recommend", {"user": "ann", "count": 0}, 400, "count"),
     ("/v1/recommend", {"user": "ann", "count": "ten"}, 400, "count"),
-    ("/v1/recommend", {"user": "ann", "features": {"age": 3}}, 404, ""),
     ("/v1/events", {"user": "ann", "items": [1], "timestamps": [1, 2]}, 400, "1 items but 2"),
     ("/v1/events", {"user": "ann", "items": [1, 2], "timestamps": [9, 8]}, 400, "go back"),
     (
@@ -181,7 +179,7 @@ def test_a_wrong_request_is_one_sentence_and_stores_nothing(
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
-    headers = {"x-api-key": KEY, "authorization": f"Bearer {KEY}"}
+    headers = {"x-api-key": KEY, "content-type": "application/json"}
     try:
         connection.request("POST", path, sent, headers)
         answer = connection.getresponse()

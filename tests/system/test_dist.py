@@ -114,7 +114,10 @@ def test_the_wheel_holds_recipes_kernels_and_types_but_no_benchmarks_or_tests(bu
     packages = {name.split("/")[0] for name in names}
     assert packages == {"slipstream", f"slipstream-{slipstream.__version__}.dist-info"}
     folders = {Path(name).parts[1] for name in names if len(Path(name).parts) > 2}
-    assert {"cli", "bench", "ops", "serving"} <= folders
+    assert {"cli", "bench", "ops", "serving", "ui"} <= folders
+    page = ROOT / "src" / "slipstream" / "ui" / "static"
+    for file in [path for path in page.rglob("*") if path.is_file()]:
+        assert f"slipstream/ui/static/{file.relative_to(page).as_posix()}" in names
 
 
 def test_the_sdist_holds_the_native_sources(built):

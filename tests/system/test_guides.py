@@ -1,7 +1,8 @@
 """Every command that README, the tutorial and the guides show runs, in their order, on small data.
 
 A small log stands in for MovieLens-1M, `train` gets a few steps, servers a free port. Left out, and
-counted: downloads, accelerators, several machines, and `make`, which the tests themselves are.
+counted: downloads, accelerators, several machines, HTTPS (tests/system/test_security.py), and
+`make`, which the tests themselves are.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +32,7 @@ PAGES = (
 LONG = 300.0  # seconds; only ends a command that hangs
 FEW_STEPS = ("max_steps=4", "epochs=1", "evaluate_every=1", "sampler.batch_size=16", "threads=1")
 FILMS = (1193, 661, 914, 260, 1210, 480, 2858, 1196)
-LEFT_OUT = ("data prepare ml-1m", "device=cuda", "--nnodes")
+LEFT_OUT = ("data prepare ml-1m", "device=cuda", "--nnodes", "--tls-cert")
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +66,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "recipes").symlink_to(ROOT / "src/slipstream/recipes")
     write_log(place / "ratings.csv", ("user_id", "item_id", "timestamp"))
     write_log(place / "clicks.parquet", ("uid", "sku", "ts"))
+    vectors = np.random.default_rng(1).normal(size=(len(FILMS), 4)).tolist()
+    pl.DataFrame({"item_id": FILMS, "text": vectors}).write_parquet(place / "vectors.parquet")
     names = ("user_id", "item_id", "timestamp")
     write_log(place / "views.csv", names, is_click="0/1", long_view="0/1")
+    visits = pl.read_csv(place / "views.csv").with_columns(
+        surface=pl.lit("home"), device=pl.lit("app")
+    )
+    visits.write_csv(place / "visits.csv")
     write_shop(place)  # events.csv and items.csv
     later = "customer;sku;when;what;price\nnew;LAM/9000-X;2027-05-01T08:00:00Z;buy;9.5\n"
     (place / "events-may.csv").write_text(later + later.splitlines()[1].replace("T08", "T09"))
@@ -79,7 +87,7 @@ def words(command: str, place: Path) -> list[str]:
     parts = shlex.split(command.replace("/fast/tables", str(place / "tables")))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     started = [sys.executable, "-m", "slipstream"] if parts[0] == "slipstream" else launcher
-    few = FEW_STEPS if "train" in parts else ()
+    few = FEW_STEPS if {"train", "tune"} & set(parts) else ()
     if "synthetic" in parts:
         few = ("--users", "50", "--items", "40")
     return [*started, *parts[1:], *few]
@@ -99,12 +107,18 @@ def run(command: str | list[str], place: Path, **environment: str) -> str:
     return done.stdout
 
 
-@contextlib.contextmanager
-def served(command: str, place: Path) -> Iterator[str]:
+def served(command: str, place: Path) -> contextlib.AbstractContextManager[str]:
     """`slipstream serve …` on a free port; gives its address."""
     history = f"sqlite:{place / 'history.db'}"
+    more = ["--port", "0", "--history", history, "--deadline-ms", "60000"]
+    return started([*words(command, place), *more], place, ("is ready", 3))  # and a router
+
+
+@contextlib.contextmanager
+def started(command: list[str], place: Path, awaited: tuple[str, int]) -> Iterator[str]:
+    """A command that serves until it is told to end; gives its address once it says so."""
     process = subprocess.Popen(
-        [*words(command, place), "--port", "0", "--history", history, "--deadline-ms", "60000"],
+        command,
         cwd=place,
         stdout=subprocess.PIPE,
         text=True,
@@ -113,9 +127,9 @@ def served(command: str, place: Path) -> Iterator[str]:
     assert process.stdout is not None
     try:
         text = ""
-        while text.count("is ready") < 3:  # two instances and a router
+        while text.count(awaited[0]) < awaited[1]:
             line = process.stdout.readline()
-            assert line, f"serve ended: {text}"
+            assert line, f"{command} ended: {text}"
             text += line
         yield re.findall(r"http://[\d.:]+", text)[0]
     finally:
@@ -138,10 +152,18 @@ def test_every_command_of_the_page_runs(page: str, workplace: Path, tmp_path: Pa
             if "slipstream serve" in command:
                 servers.close()
                 url = servers.enter_context(served(command, place))
+            elif command.startswith("slipstream ui"):
+                page_words = [*words(command, place), "--port", "0"]
+                with (
+                    started(page_words, place, ("the page is at", 1)) as address,
+                    urllib.request.urlopen(f"{address}/v1/page", timeout=60) as answer,
+                ):
+                    assert b'"runs":true' in answer.read()
             elif "slipstream client" in command and not url:
                 continue  # shown before a server is
             elif "train" in command.split():
-                shutil.rmtree(place / "runs")  # another recipe's run is never continued
+                if "--out" not in command:  # another recipe's run is never continued
+                    shutil.rmtree(place / "runs")
                 run(command, place)
             else:
                 run(command, place, SLIPSTREAM_URL=url)

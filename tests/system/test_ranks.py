@@ -20,7 +20,7 @@ from slipstream.training.run import make_sampler
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.training_fixtures import RICH, small_recipe, small_store
 
-STEPS = 50
+STEPS, MANY_STEPS = 10, 50  # usual, and in the slow tests
 RANKING = {
     "task": "ranking",
     "tasks": {"click": {"column": "click"}, "like": {"column": "like", "weight": 0.5}},
@@ -134,10 +134,10 @@ def distance(mine: Session, alone: dict[str, torch.Tensor]) -> float:
     return worst
 
 
-def one_rank(rank, store, recipe, dtype, scratch):
+def one_rank(rank, store, recipe, dtype, scratch, steps):
     """What one rank trains, and its validation figures: worked out by rank 0, read by all."""
     if rank == 0:
-        alone = Session(store, recipe, dtype).train(STEPS)
+        alone = Session(store, recipe, dtype).train(steps)
         torch.save(
             [alone.tensors(), evaluate(alone.recommender, store, recipe, "validation")], scratch
         )
@@ -147,25 +147,24 @@ def one_rank(rank, store, recipe, dtype, scratch):
     return found
 
 
-def compare(rank, world, store, meshes, kinds, dtypes):
-    """Per (kind, mesh, type) the largest distance from one rank after 50 steps; and whether
-    replicas are the same bits.
+def compare(rank, world, store, meshes, cases, steps=STEPS):
+    """Per (kind, type) and mesh the largest distance from one rank after so many steps; and
+    whether replicas are the same bits.
     """
     opened, found = SequenceStore.open(Path(store)), {}
     arranged = {mesh: arrange(mesh, timedelta(seconds=60)) for mesh in meshes}
-    for kind in kinds:
-        for dtype in (getattr(torch, name) for name in dtypes):
-            recipe = recipe_of(kind)
-            alone, expected = one_rank(rank, opened, recipe, dtype, f"{store}-oracle.pt")
-            for mesh, ranks in arranged.items():
-                mine = Session(
-                    opened, recipe_of(kind, f"{store}-{mesh}-{dtype}"), dtype, ranks
-                ).train(STEPS)
-                found[f"{kind}, {mesh}, {dtype}"] = distance(mine, alone)
-                if ranks.replica_group is not None:
-                    assert same_bits_over(ranks.replica_group, mine), "replicas drifted apart"
-                figures = evaluate(mine.recommender, opened, recipe, "validation", ranks)
-                assert figures == pytest.approx(expected, abs=1e-4), (kind, mesh)
+    for kind, dtype in ((kind, getattr(torch, name)) for kind, name in cases):
+        recipe = recipe_of(kind)
+        alone, expected = one_rank(rank, opened, recipe, dtype, f"{store}-oracle.pt", steps)
+        for mesh, ranks in arranged.items():
+            mine = Session(opened, recipe_of(kind, f"{store}-{mesh}-{dtype}"), dtype, ranks).train(
+                steps
+            )
+            found[f"{kind}, {mesh}, {dtype}"] = distance(mine, alone)
+            if ranks.replica_group is not None:
+                assert same_bits_over(ranks.replica_group, mine), "replicas drifted apart"
+            figures = evaluate(mine.recommender, opened, recipe, "validation", ranks)
+            assert figures == pytest.approx(expected, abs=1e-4), (kind, mesh)
     return found
 
 
@@ -189,45 +188,20 @@ def store(tmp_path):
     return str(directory)
 
 
-def test_four_ranks_and_replicas_equal_one_in_fp64(tmp_path, store):
-    answers = run_ranks(
-        4,
-        f"{__name__}:compare",
-        tmp_path,
-        store=store,
-        meshes=["auto", "2x2"],
-        kinds=list(KINDS),
-        dtypes=["float64"],
-    )
-    assert len(answers[0]) == 2 * len(KINDS)
+FP32 = ("retrieval adam", "ranking adagrad")
+FOUR = [(kind, "float64") for kind in KINDS] + [(kind, "float32") for kind in FP32]
+
+
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(MANY_STEPS, marks=pytest.mark.slow)])
+def test_four_ranks_and_replicas_equal_one(tmp_path, store, steps):
+    where = {"store": store, "meshes": ["auto", "2x2"]}
+    answers = run_ranks(4, f"{__name__}:compare", tmp_path, **where, cases=FOUR, steps=steps)
+    assert len(answers[0]) == 2 * len(FOUR)
     assert_close(answers)
-
-
-def test_four_ranks_and_replicas_equal_one_in_fp32(tmp_path, store):
-    kinds = ["retrieval adam", "ranking adagrad"]
-    assert_close(
-        run_ranks(
-            4,
-            f"{__name__}:compare",
-            tmp_path,
-            store=store,
-            meshes=["auto", "2x2"],
-            kinds=kinds,
-            dtypes=["float32"],
-        )
-    )
 
 
 def test_two_ranks_equal_one(tmp_path, store):
     kinds = ["retrieval adagrad", "ranking adam", "ranking adam, features of all kinds"]
-    assert_close(
-        run_ranks(
-            2,
-            f"{__name__}:compare",
-            tmp_path,
-            store=store,
-            meshes=["1x2", "2x1"],
-            kinds=kinds,
-            dtypes=["float64"],
-        )
-    )
+    where = {"store": store, "meshes": ["1x2", "2x1"]}
+    cases = [(kind, "float64") for kind in kinds]
+    assert_close(run_ranks(2, f"{__name__}:compare", tmp_path, **where, cases=cases))

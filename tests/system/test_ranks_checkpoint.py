@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
-from slipstream.training.checkpoint import latest, load_checkpoint, load_weights, save_checkpoint
+from slipstream.training.checkpoint import latest, load_checkpoint, load_weights
+from slipstream.training.checkpoint_writer import CheckpointWriter
 from slipstream.training.plain_metadata import METADATA
 from slipstream.training.ranks import ALONE, arrange
 from slipstream.training.recommender import Recommender
+from tests.support.format_one import save_format_one
 from tests.support.ranks_fixtures import run_ranks
 from tests.support.training_fixtures import small_recipe, small_store
 from tests.system.test_ranks import KINDS, Session
@@ -40,20 +42,33 @@ def new_session(store, mesh, kind=KIND):
     )
 
 
+def save_now(directory, step, session, state=None):
+    """Save every row, and wait until it is on the disk."""
+    writer = CheckpointWriter(directory, session.recommender, session.ranks)
+    try:
+        writer.save(step, session.optimizer, state or {})
+        writer.wait()
+    finally:
+        writer.close()
+
+
 def save_here(rank, world, scratch, mesh, kind=KIND):
     """Six steps, a checkpoint, one more step; every rank leaves behind what it held before and
     after.
     """
     session = new_session(f"{scratch}/store", mesh, kind).train(6)
     state = {"sampler": session.sampler.state_dict(), "progress": {"step": 6}}
-    save_checkpoint(
-        Path(scratch) / "checkpoints",
-        6,
-        session.recommender,
-        session.optimizer,
-        state,
-        ranks=session.ranks,
-    )
+    save_now(Path(scratch) / "checkpoints", 6, session, state)
+    torch.save(stand(session), f"{scratch}/before-{rank}.pt")
+    torch.save(stand(session.train(1)), f"{scratch}/after-{rank}.pt")
+
+
+def save_earlier(rank, world, scratch, mesh):
+    """The same six steps, saved as many ranks did before row files."""
+    session = new_session(f"{scratch}/store", mesh).train(6)
+    state = {"sampler": session.sampler.state_dict(), "progress": {"step": 6}}
+    place, parts = Path(scratch) / "checkpoints", (session.recommender, session.optimizer)
+    save_format_one(place, 6, *parts, state, session.ranks)
     torch.save(stand(session), f"{scratch}/before-{rank}.pt")
     torch.save(stand(session.train(1)), f"{scratch}/after-{rank}.pt")
 
@@ -109,20 +124,29 @@ def scratch(tmp_path):
     return tmp_path
 
 
-def test_saved_by_four_loaded_by_others(scratch):
-    run_ranks(4, f"{__name__}:save_here", scratch / "save", scratch=str(scratch), mesh="2x2")
-    assert not (
-        latest(scratch / "checkpoints") / ".metadata"
-    ).exists()  # torch's pickled metadata is never written
-    assert load_here(0, 1, str(scratch), "auto") < 1e-12
+FORMATS = ("now", "format one")
+
+
+def save_both(rank, world, scratch):
+    """The same steps saved by today's writer and as many ranks did before row files."""
+    save_here(rank, world, f"{scratch}/now", "2x2")
+    save_earlier(rank, world, f"{scratch}/format one", "2x2")
+
+
+def load_both(rank, world, scratch):
+    return max(load_here(rank, world, f"{scratch}/{name}", "auto") for name in FORMATS)
+
+
+def test_saved_by_four_loaded_by_others(tmp_path):
+    for name in FORMATS:
+        small_store(tmp_path / name / "store")
+    run_ranks(4, f"{__name__}:save_both", tmp_path / "save", scratch=str(tmp_path))
+    for name in FORMATS:  # torch's pickled metadata is never written
+        assert not (latest(tmp_path / name / "checkpoints") / ".metadata").exists()
+    assert load_both(0, 1, str(tmp_path)) < 1e-12
     for others in (2, 3):
-        answers = run_ranks(
-            others,
-            f"{__name__}:load_here",
-            scratch / f"load-{others}",
-            scratch=str(scratch),
-            mesh="auto",
-        )
+        place = tmp_path / f"load-{others}"
+        answers = run_ranks(others, f"{__name__}:load_both", place, scratch=str(tmp_path))
         assert max(answers) < 1e-12
 
 
@@ -156,7 +180,7 @@ def test_saved_by_one_loaded_by_many_and_back(tmp_path):
 def saved(tmp_path_factory):
     scratch = tmp_path_factory.mktemp("saved")
     small_store(scratch / "store")
-    run_ranks(2, f"{__name__}:save_here", scratch / "save", scratch=str(scratch), mesh="auto")
+    run_ranks(2, f"{__name__}:save_earlier", scratch / "save", scratch=str(scratch), mesh="auto")
     return scratch
 
 
@@ -208,7 +232,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_damaged_checkpoints_are_refused(saved, tmp_path, what):
+def test_damaged_checkpoints_of_format_one_are_refused(saved, tmp_path, what):
     spoil, sentence = BAD[what]
     path = tmp_path / "step-00000006"
     shutil.copytree(latest(saved / "checkpoints"), path)
@@ -230,13 +254,11 @@ def fail_on_one_rank(rank, world, scratch):
     """Rank 1's disk is full: everybody gets the error; the old checkpoint stays newest."""
     session = new_session(f"{scratch}/store", "auto").train(2)
     checkpoints = Path(scratch) / "full"
-    save_checkpoint(checkpoints, 2, session.recommender, session.optimizer, {}, ranks=session.ranks)
+    save_now(checkpoints, 2, session)
     if rank == 1:
-        session.recommender.tables["item"].touched = refuse
+        session.recommender.tables["item"].copy_at = refuse
     try:
-        save_checkpoint(
-            checkpoints, 3, session.recommender, session.optimizer, {}, ranks=session.ranks
-        )
+        save_now(checkpoints, 3, session)
     except SlipstreamError as error:
         dist.barrier()  # rank 0 sweeps up after all have failed
         return [
@@ -247,7 +269,7 @@ def fail_on_one_rank(rank, world, scratch):
     return ["no error"]
 
 
-def refuse(chunk=0):
+def refuse(*given):
     raise OSError(28, "No space left on device")
 
 
@@ -270,7 +292,7 @@ def through_tiers(rank, world, scratch):
         )
         mine = Session(store, recipe, torch.float64, ranks).train(5)
         checkpoints = Path(scratch) / f"from-{tier}"
-        save_checkpoint(checkpoints, 5, mine.recommender, mine.optimizer, {}, ranks=ranks)
+        save_now(checkpoints, 5, mine)
         theirs = Session(store, small_recipe(tables={"tier": other}), torch.float64, ranks)
         load_checkpoint(latest(checkpoints), theirs.recommender, theirs.optimizer, ranks)
         left, right = mine.tensors(), theirs.tensors()
@@ -308,7 +330,7 @@ def save_admission(rank, world, scratch):
     os.fsync = lambda descriptor: (flushed.append(descriptor), fsync(descriptor))[1]
     try:
         checkpoints = Path(scratch) / "admission"
-        save_checkpoint(checkpoints, 6, session.recommender, session.optimizer, {}, ranks=ranks)
+        save_now(checkpoints, 6, session)
     finally:
         os.fsync = fsync
     return [held(table), table.max_rows, len(flushed)]

@@ -17,16 +17,16 @@ import yaml
 from slipstream.data.store import SequenceStore
 from slipstream.training.checkpoint import latest
 from slipstream.training.run import open_run, train
-from slipstream.training.sharded_checkpoint import ShardedReader
 from slipstream.training.telemetry import read_metrics
 from tests.support.ranks_fixtures import environment, run_ranks
-from tests.support.training_fixtures import small_recipe, small_store
+from tests.support.training_fixtures import saved_tensors, small_recipe, small_store
 
+STEPS = 30
 RECIPE = small_recipe(
     optimizer={"clip_norm": 1.0},
     train={
         "epochs": 1000,
-        "max_steps": 60,
+        "max_steps": STEPS,
         "evaluate_every": 5,
         "checkpoint_every": 4,
         "log_every": 1,
@@ -105,7 +105,11 @@ def wait_for_steps(job: subprocess.Popen, run_dir: Path, steps: int, seconds: fl
 
 
 def everything(run_dir: Path) -> dict[str, torch.Tensor]:
-    return ShardedReader(latest(run_dir / "checkpoints")).dense(("model/", "optimizer/", "tables/"))
+    """What a run has trained."""
+    wanted = ("model/", "optimizer/", "tables/")
+    return {
+        name: value for name, value in saved_tensors(run_dir).items() if name.startswith(wanted)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +121,12 @@ def undisturbed(scratch):
 
 def test_a_run_of_two_ranks_is_one_run(scratch, undisturbed):
     run = json.loads((undisturbed / "run.json").read_text())
-    assert (run["status"], run["step"]) == ("finished", 60)
+    assert (run["status"], run["step"]) == ("finished", STEPS)
     records = [record for record in read_metrics(undisturbed / "metrics.jsonl") if "loss" in record]
-    assert [record["step"] for record in records] == list(range(1, 61))
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     said = (scratch / "whole.txt").read_text()
     assert (
-        said.count("finished after 60 steps") == 2
+        said.count(f"finished after {STEPS} steps") == 2
     )  # the progress line's last word and the command's, from rank 0 alone
     store = SequenceStore.open(scratch / "store")
     train(RECIPE, store, scratch / "alone", quiet=True)
@@ -166,7 +170,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_step(scratch):
     os.kill(workers(job)[1], signal.SIGTERM)
     assert finish(job) == 0, (scratch / "stopped.txt").read_text()
     run = json.loads((scratch / "stopped" / "run.json").read_text())
-    assert run["status"] == "interrupted" and 6 <= run["step"] < 60
+    assert run["status"] == "interrupted" and 6 <= run["step"] < STEPS
     assert latest(scratch / "stopped" / "checkpoints").name == f"step-{run['step']:08d}"
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "prepare",
     "train",
     "train_recipe",
+    "tune",
 ]
 __getattr__, __dir__ = exporter(
     __name__,
@@ -32,6 +33,7 @@ __getattr__, __dir__ = exporter(
         "prepare": "preparing",
         "train": "functions",
         "train_recipe": "functions",
+        "tune": "functions",
     },
 )
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from slipstream.api.functions import open_store as open_store
     from slipstream.api.functions import train as train
     from slipstream.api.functions import train_recipe as train_recipe
+    from slipstream.api.functions import tune as tune
     from slipstream.api.predictor import Predictor as Predictor
     from slipstream.api.preparing import prepare as prepare
     from slipstream.api.trained_run import Figures as Figures

@@ -25,6 +25,7 @@ _ARGUMENTS = {
     "--time-column none": "time=None",
     "--time-column": "time",
     "--action-columns": "actions",
+    "--context-columns": "context",
     "--title-column": "title",
     "--multi-separator": "separator",
 }

@@ -1,4 +1,4 @@
-"""The functions of `import slipstream as ss` besides `prepare`: train, load, compare.
+"""The functions of `import slipstream as ss` besides `prepare`: train, tune, load, compare.
 
     store = ss.prepare("events.csv", user="customer", item="sku", time="when")
     run = ss.train(store, model={"dim": 32}, epochs=3)
@@ -21,6 +21,7 @@ from slipstream.config import load_recipe
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError
 from slipstream.files import kind_of_directory
+from slipstream.training.callbacks import Callback
 from slipstream.training.comparison import compare_runs
 from slipstream.training.own_functions import (
     NO_FUNCTIONS,
@@ -31,9 +32,12 @@ from slipstream.training.own_functions import (
 )
 from slipstream.training.popularity import BASELINE
 from slipstream.training.recipe import Recipe
-from slipstream.training.report import COUNTS, SHARES, write_report
+from slipstream.training.report import COUNTS, SHARES, write_comparison, write_report
 from slipstream.training.run import train as train_run
+from slipstream.training.search_space import parse_space
 from slipstream.training.telemetry import is_first_rank
+from slipstream.training.tuning import TuneResult, print_progress
+from slipstream.training.tuning import tune as tune_recipe
 
 DEFAULT_RECIPE = "retrieval-default"
 PathLike = str | os.PathLike[str]
@@ -62,6 +66,7 @@ def train(
     force: bool = False,
     metric: str | MetricFunction | Collection[MetricFunction] | None = None,
     loss: str | LossFunction | Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Run:
     """Train a model into `out` (default runs/<name>), resuming what is there.
@@ -72,7 +77,8 @@ def train(
     name of a shipped one, or a `Recipe`, with `data` as its store. Settings change keys of the
     recipe: `epochs=3`, `model={"dim": 32}` or `model__dim=32`. `metric` and `loss` are such
     settings too, or functions of your own: `MetricFunction`s, whose figures are recorded beside
-    the others and may be named by `train__metric`, and a `LossFunction`.
+    the others and may be named by `train__metric`, and a `LossFunction`. `callbacks` are called at
+    the events of the run (`ss.training.Callback`).
     """
     own = OwnFunctions(
         {} if isinstance(metric, str) else own_metrics(metric), loss if callable(loss) else None
@@ -92,6 +98,7 @@ def train(
             quiet=quiet,
             force=force,
             own=own,
+            callbacks=callbacks,
             **settings,
         )
 
@@ -104,6 +111,7 @@ def train_recipe(
     quiet: bool = False,
     force: bool = False,
     own: OwnFunctions = NO_FUNCTIONS,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Run:
     """Train a recipe; what `ss.train` and the command `slipstream train` share."""
@@ -115,10 +123,51 @@ def train_recipe(
     chosen = _chosen_recipe(recipe, overrides, settings)
     store = open_store(data if data is not None else chosen.data)
     place = Path("runs") / chosen.name if out is None else path_of("out", out)
-    result = train_run(chosen, store, place, quiet=quiet, force=force, own=own)
+    result = train_run(chosen, store, place, quiet=quiet, force=force, own=own, callbacks=callbacks)
     if is_first_rank():
         write_report(result.directory)
     return Run(result.directory)
+
+
+@clear_arguments()
+def tune(
+    what: PathLike | SequenceStore | Recipe | None = None,
+    *overrides: str,
+    over: Mapping[str, Any] | Sequence[str],
+    recipe: PathLike | Recipe | None = None,
+    data: PathLike | SequenceStore | None = None,
+    out: PathLike | None = None,
+    trials: int = 16,
+    halving: bool = False,
+    seed: int = 0,
+    quiet: bool = False,
+    **settings: Any,
+) -> TuneResult:
+    """Search the ranges `over` recipe keys, resuming what is in `out` (default tunes/<name>).
+
+    `over` maps keys to ranges: `{"optimizer.lr": "log(1e-4, 1e-2)", "model.dropout": [0.1, 0.2]}`.
+    Trials are ordinary runs and are chosen by their validation figures; the test split is never
+    looked at. With `halving` only the best third goes on after each share of the length. What
+    comes first is as for `train`.
+    """
+    recipe, data = _recipe_and_data(what, recipe, data)
+    space = parse_space(over)
+    with in_python_words():
+        if recipe is None and "name" not in settings:
+            store = data = open_store(data)
+            settings["name"] = store.directory.resolve().name
+        base = _chosen_recipe(DEFAULT_RECIPE if recipe is None else recipe, overrides, settings)
+        place = Path("tunes") / base.name if out is None else path_of("out", out)
+        return tune_recipe(
+            base,
+            open_store(data if data is not None else base.data),
+            place,
+            space,
+            trials=trials,
+            halving=halving,
+            seed=seed,
+            say=(lambda sentence: None) if quiet else print_progress,
+        )
 
 
 def _recipe_and_data(
@@ -182,16 +231,23 @@ def load(
 
 
 @clear_arguments()
-def compare(runs: Sequence[PathLike | Run], metrics: Sequence[str] | None = None) -> pl.DataFrame:
+def compare(
+    runs: Sequence[PathLike | Run],
+    metrics: Sequence[str] | None = None,
+    report: PathLike | None = None,
+) -> pl.DataFrame:
     """Return a row per run: the recipe keys in which they differ, then their figures.
 
     `metrics` chooses the figures; unless given, those at 10, the AUCs and a caller's own. A run
-    that was not evaluated on the test split has its validation figures only.
+    that was not evaluated on the test split has its validation figures only. `report` is a page to
+    draw their curves into, over each other.
     """
     if isinstance(runs, str | os.PathLike | Run) or not isinstance(runs, Sequence):
         raise SlipstreamError(f"compare takes a list of runs, got {runs!r}")
     places = [run.directory if isinstance(run, Run) else path_of("each run", run) for run in runs]
     found = compare_runs(places)
+    if report is not None:
+        write_comparison(places, path_of("report", report))
     columns: dict[str, list[Any]] = {"run": [run.directory for run in found.runs], **found.keys}
     columns["steps"] = [run.step for run in found.runs]
     for split, figures in (("validation", found.validation), ("test", found.test)):

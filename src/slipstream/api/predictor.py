@@ -9,8 +9,8 @@ Original ids in and out, always; tables are Polars frames. Touch this to answer 
 """
 
 import abc
-from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,13 +24,17 @@ from slipstream.bundle import Bundle
 from slipstream.data.store import SequenceStore, Vocabulary
 from slipstream.errors import SlipstreamError
 from slipstream.history.window import window_start
+from slipstream.ops.row_readers import NormalizedRows
+from slipstream.ops.tiled_search import NO_ROW, Pairs, TopRows, top_k_of_tiles
+from slipstream.ops.topk import top_k
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
 
-USERS_AT_ONCE = 64  # users whose scores over the whole catalogue are alive at once
+USERS_AT_ONCE = 64  # users who share one pass over the catalogue
 Repeat = Literal["allow", "exclude"]
 REPEAT = ("allow", "exclude")
 ItemId = int | str
+RequestLabels = Mapping[str, str | None] | None  # by context column
 Filter = Callable[[Any], bool] | Collection[Any]
 COUNT = {"count": "did you mean 'k'?", "n": "did you mean 'k'?", "top_k": "did you mean 'k'?"}
 
@@ -69,6 +73,7 @@ class Predictor(abc.ABC):
         exclude: Collection[Any] | None = None,
         repeat: Repeat | None = None,
         request_time: int | None = None,
+        context: RequestLabels = None,
     ) -> pl.DataFrame:
         """Recommend the `k` best items to each user: columns user, rank, item, score (, title).
 
@@ -76,7 +81,8 @@ class Predictor(abc.ABC):
         place: an `ss.History`, a list of item ids, a dict or a frame, or several of them.
         `filter` is a function of an item's id that says whether it may be recommended, or a
         collection of the allowed ids; `exclude` is a collection of those that may not. `repeat`
-        replaces the model's rule about items the user has seen. `request_time` is in seconds.
+        replaces the model's rule about items the user has seen. `request_time` is in seconds;
+        `context` are labels of the request by context column, which a ranking model reads.
         """
         k, allowed_N = whole_number("k", k, least=1), self._allowed_N(filter, exclude)
         rule = self.bundle.repeat if repeat is None else one_of("repeat", repeat, REPEAT)
@@ -84,15 +90,18 @@ class Predictor(abc.ABC):
         ranks: list[int] = []
         rows: list[int] = []
         scores: list[float] = []
-        for asked, encoded, scores_N in self._catalogue_scores(users, histories, request_time):
-            forbidden_N = ~allowed_N
-            if rule == "exclude":
-                forbidden_N[encoded.rows_T] = True
-            best_rows, best_scores = _best(scores_N.masked_fill(forbidden_N, -torch.inf), k)
-            owners += [asked.user] * len(best_rows)
-            ranks += range(1, len(best_rows) + 1)
-            rows += best_rows
-            scores += best_scores
+        search = self._search_catalogue
+        if self.engine.task == "ranking":
+            search = partial(self._search_ranked, context)
+        for asked, encoded in self._batches(users, histories, request_time):
+            seen = _seen(encoded) if rule == "exclude" else None
+            best = search(encoded, request_time, min(k, len(self.items)), seen, allowed_N)
+            for question, best_scores, best_rows in zip(asked, *best, strict=True):
+                kept = int((best_rows != NO_ROW).sum())
+                owners += [question.user] * kept
+                ranks += range(1, kept + 1)
+                rows += best_rows[:kept].tolist()
+                scores += best_scores[:kept].tolist()
         before = [self._users_column(owners), pl.Series("rank", ranks, dtype=pl.Int64)]
         return self._table(before, rows, {"score": scores})
 
@@ -104,17 +113,20 @@ class Predictor(abc.ABC):
         *,
         histories: Any = None,
         request_time: int | None = None,
+        context: RequestLabels = None,
     ) -> pl.DataFrame:
         """Score every given item for every user: columns user, item, score (, title).
 
-        A ranking model adds a column for each of its tasks; `score` is the first task's.
+        A ranking model adds a column for each of its tasks; `score` is the first task's. `context`
+        are labels of the request by context column, such as {"surface": "home"}.
         """
         if items is None:
             raise SlipstreamError("score needs the items to score; give items=[…]")
         rows_C = torch.tensor(self._rows(items), dtype=torch.int64)
         owners: list[ItemId] = []
         found: list[dict[str, np.ndarray]] = []
-        for asked, scores in self._candidate_scores(users, histories, rows_C, request_time):
+        asks = (users, histories, rows_C, request_time, context)
+        for asked, scores in self._candidate_scores(*asks):
             owners += [asked.user] * rows_C.numel()
             found.append(scores)
         tasks = self.engine.tasks if self.engine.task == "ranking" else ()
@@ -134,15 +146,14 @@ class Predictor(abc.ABC):
         for asked, encoded in self._batches(users, histories, None):
             owners += [question.user for question in asked]
             parts.append(self._query_vectors_BD(encoded, None))
-        vectors_BD = torch.cat(parts) if parts else self.engine.item_vectors_ND[:0]
+        vectors_BD = torch.cat(parts) if parts else torch.empty(0, self.engine.config.dim)
         return _vectors(self._users_column(owners), vectors_BD)
 
     @clear_arguments({"item": "did you mean 'items'?"})
     def item_vectors(self, items: Any = None) -> pl.DataFrame:
         """Return the vectors of items (default: all) as columns item and vector."""
-        vectors_ND = self.engine.item_vectors_ND
-        rows = list(range(len(vectors_ND))) if items is None else self._rows(items)
-        chosen_CD = vectors_ND[torch.tensor(rows, dtype=torch.int64)]
+        rows = list(range(len(self.items))) if items is None else self._rows(items)
+        chosen_CD = self.engine.item_vectors.take(torch.tensor(rows, dtype=torch.int64))
         return _vectors(self._items_column(rows), chosen_CD)
 
     @clear_arguments(COUNT | {"items": "it compares one item; did you mean 'item'?"})
@@ -151,10 +162,10 @@ class Predictor(abc.ABC):
         if not is_id(item):
             raise SlipstreamError(f"similar_items compares one item; give its id, got {item!r}")
         k, row = whole_number("k", k, least=1), self.items.row(item)
-        directions_ND = torch.nn.functional.normalize(self.engine.item_vectors_ND, dim=-1, eps=1e-6)
-        scores_N = directions_ND @ directions_ND[row]
-        scores_N[row] = -torch.inf
-        rows, scores = _best(scores_N, k)
+        directions = NormalizedRows(self.engine.item_vectors)
+        itself = torch.tensor([row])
+        found = top_k(directions.take(itself)[0], directions, k, excluded=itself)
+        scores, rows = (each.tolist() for each in found)
         ranks = pl.Series("rank", range(1, len(rows) + 1), dtype=pl.Int64)
         return self._table([ranks], rows, {"score": scores})
 
@@ -211,42 +222,75 @@ class Predictor(abc.ABC):
             )
         return self.engine.query_vectors([self._window(each) for each in encoded], request_time)
 
-    def _catalogue_scores(
-        self, users: Any, histories: Any, request_time: int | None
-    ) -> Iterator[tuple[Question, EncodedHistory, torch.Tensor]]:
-        """Yield every question with its scores over the whole catalogue."""
-        everything_N = torch.arange(len(self.items))
-        for asked, encoded in self._batches(users, histories, request_time):
-            if self.engine.task == "ranking":
-                for question, each in zip(asked, encoded, strict=True):
-                    scores = self._rank(each, everything_N, request_time)
-                    yield question, each, torch.from_numpy(scores["score"])
-                continue
-            queries_BD = self._query_vectors_BD(encoded, request_time)
-            scores_BN = queries_BD @ self.engine.item_vectors_ND.T
-            yield from zip(asked, encoded, scores_BN, strict=True)
+    def _search_catalogue(
+        self,
+        encoded: list[EncodedHistory],
+        request_time: int | None,
+        k: int,
+        seen: Pairs | None,
+        allowed_N: torch.Tensor,
+    ) -> TopRows:
+        """Return the best items of every history, in one pass over the catalogue."""
+        queries_BD = self._query_vectors_BD(encoded, request_time)
+        tiles = self.engine.item_vectors.tiles()
+        return top_k_of_tiles(queries_BD, tiles, k, excluded=seen, allowed_N=allowed_N)
+
+    def _search_ranked(
+        self,
+        context: RequestLabels,
+        encoded: list[EncodedHistory],
+        request_time: int | None,
+        k: int,
+        seen: Pairs | None,
+        allowed_N: torch.Tensor,
+    ) -> TopRows:
+        """Return the best items by a ranking model's first task, every item a candidate."""
+        scores_BK = torch.full((len(encoded), k), -torch.inf)
+        rows_BK = torch.full((len(encoded), k), NO_ROW)
+        for place, each in enumerate(encoded):
+            scores = self._rank(each, torch.arange(len(self.items)), request_time, context)
+            kept_N = allowed_N.clone()
+            if seen is not None:
+                kept_N[seen.rows_P[seen.queries_P == place]] = False
+            rows_N = kept_N.nonzero().squeeze(1)
+            scores_N = torch.from_numpy(scores["score"])[rows_N]
+            order = torch.sort(scores_N, descending=True, stable=True).indices[:k]
+            scores_BK[place, : len(order)] = scores_N[order]
+            rows_BK[place, : len(order)] = rows_N[order]
+        return TopRows(scores_BK, rows_BK)
 
     def _candidate_scores(
-        self, users: Any, histories: Any, rows_C: torch.Tensor, request_time: int | None
+        self,
+        users: Any,
+        histories: Any,
+        rows_C: torch.Tensor,
+        request_time: int | None,
+        context: RequestLabels,
     ) -> Iterator[tuple[Question, dict[str, np.ndarray]]]:
         """Yield every question with the candidates' scores by column."""
         for asked, encoded in self._batches(users, histories, request_time):
             if self.engine.task == "ranking":
                 for question, each in zip(asked, encoded, strict=True):
-                    yield question, self._rank(each, rows_C, request_time)
+                    yield question, self._rank(each, rows_C, request_time, context)
                 continue
-            vectors_CD = self.engine.item_vectors_ND[rows_C]
+            vectors_CD = self.engine.item_vectors.take(rows_C)
             scores_BC = self._query_vectors_BD(encoded, request_time) @ vectors_CD.T
             for question, scores_C in zip(asked, scores_BC, strict=True):
                 yield question, {"score": scores_C.numpy()}
 
     def _rank(
-        self, encoded: EncodedHistory, rows_C: torch.Tensor, request_time: int | None
+        self,
+        encoded: EncodedHistory,
+        rows_C: torch.Tensor,
+        request_time: int | None,
+        context: RequestLabels,
     ) -> dict[str, np.ndarray]:
         """Return a ranking model's probabilities by task, and `score`, the first task's."""
         prefix = self.engine.prefill(self._window(encoded))
         candidates = self.engine.items.originals(rows_C)
-        scores = self.engine.rank(prefix, None, candidates, request_time=request_time)
+        scores = self.engine.rank(
+            prefix, None, candidates, request_time=request_time, context=context
+        )
         return {"score": scores[self.engine.tasks[0]], **scores}
 
     def _users_column(self, users: list[ItemId]) -> pl.Series:
@@ -272,14 +316,11 @@ class Predictor(abc.ABC):
         return table.with_columns(pl.Series("title", titles, dtype=pl.String))
 
 
-def _best(scores_N: torch.Tensor, k: int) -> tuple[list[int], list[float]]:
-    """Return the rows of the `k` best finite scores, best first, ties by row, and the scores."""
-    k = min(k, int(torch.isfinite(scores_N).sum()))
-    if not k:
-        return [], []
-    rows = (scores_N >= scores_N.topk(k).values[-1]).nonzero().squeeze(1)
-    rows = rows[torch.sort(scores_N[rows], descending=True, stable=True).indices[:k]]
-    return rows.tolist(), scores_N[rows].tolist()
+def _seen(encoded: list[EncodedHistory]) -> Pairs:
+    """Return the items of every history."""
+    lengths_B = torch.tensor([len(each) for each in encoded])
+    rows_P = torch.cat([each.rows_T for each in encoded])
+    return Pairs(torch.arange(len(encoded)).repeat_interleave(lengths_B), rows_P)
 
 
 def _vectors(owners: pl.Series, vectors_CD: torch.Tensor) -> pl.DataFrame:

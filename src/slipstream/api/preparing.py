@@ -12,6 +12,7 @@ from typing import Any
 from slipstream.api.arguments import clear_arguments, in_python_words, path_of
 from slipstream.data.catalogue import NAMES
 from slipstream.data.choices import Choices, FeatureFile, TableSource
+from slipstream.data.item_vectors import VectorSource
 from slipstream.data.preparation import prepare as prepare_store
 from slipstream.data.raw_log import Columns, Progress
 from slipstream.data.store import SequenceStore
@@ -32,6 +33,7 @@ _HINTS = {
     "time_column": "did you mean 'time'?",
     "timestamp": "did you mean 'time'?",
     "action_columns": "did you mean 'actions'?",
+    "context_columns": "did you mean 'context'?",
     "title_column": "did you mean 'title'?",
     "name": "the data comes first and has no name; did you mean 'out'?",
 }
@@ -47,6 +49,7 @@ def prepare(
     time: str | None = "timestamp",
     actions: Names = (),
     action_values: Mapping[str, float] | None = None,
+    context: Names = (),
     title: str | None = None,
     time_unit: str | None = None,
     nulls: str | None = None,
@@ -59,6 +62,7 @@ def prepare(
     user_id: str | None = None,
     user_features: Names = (),
     separator: str | None = None,
+    item_vectors: Mapping[str, VectorSource] | None = None,
     sql: str | None = None,
     database: PathLike | None = None,
     source: PathLike | None = None,
@@ -75,9 +79,11 @@ def prepare(
 
     `data` is the name of a known data set, a file, several files, or a frame (Polars, pandas,
     Arrow); `sql` asks DuckDB instead. `user`, `item`, `time` and `actions` are the log's columns;
-    `time=None` means that the order of rows is the order. `items` is a file or a frame with
+    `time=None` means that the order of rows is the order. `context` are columns of categories that
+    a behaviour happened with, such as device and surface. `items` is a file or a frame with
     `item_features` and titles, `users` the same for users; without them the features are columns
-    of the log. `force` replaces a store in `out`.
+    of the log. `item_vectors` are pretrained vectors by name: a Parquet file, a frame with ids and
+    a column of lists, x.npy with x.ids.npy, or (ids, matrix). `force` replaces a store in `out`.
     """
     with in_python_words():
         choices = Choices(
@@ -89,6 +95,7 @@ def prepare(
                 _words("actions", actions),
                 None if title is None else _word("title", title),
                 time_optional=time == "timestamp",
+                context=_words("context", context),
             ),
             time_unit=time_unit,
             nulls=nulls,
@@ -100,6 +107,7 @@ def prepare(
             users=_features(
                 users, user_id, _words("user_features", user_features), None, separator
             ),
+            item_vectors=item_vectors or {},
             sql=sql,
             database=None if database is None else path_of("database", database),
             min_item_count=min_item_count,

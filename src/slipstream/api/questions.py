@@ -12,11 +12,12 @@ import polars as pl
 import pyarrow as pa
 
 from slipstream.api.arguments import ids_of, is_id
+from slipstream.data.log_ids import TEXT_TYPES
 from slipstream.data.store import Feature, SequenceStore, Vocabulary
 from slipstream.errors import SlipstreamError, did_you_mean
 from slipstream.history.user_history import History
 
-FIELDS = ("items", "timestamps", "actions", "user_features")
+FIELDS = ("items", "timestamps", "actions", "user_features", "context")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def stored_history(
             for name in features
             if name in store.user_features
         },
+        context={name: _labels(column, cut) for name, column in store.context.items()},
     )
     if items is store.items:
         return history
@@ -94,6 +96,11 @@ def _feature_value(feature: Feature, row: int) -> Any:
         return feature.labels[code].as_py() if code else None
     begin, end = feature.offsets_V1[row : row + 2].tolist()
     return [feature.labels[int(code)].as_py() for code in feature.codes[begin:end] if code]
+
+
+def _labels(column: Feature, cut: slice) -> np.ndarray:
+    """Return the labels of a context column, empty where one is not known."""
+    return np.array(column.labels.to_pylist(), dtype=object)[column.codes[cut]]
 
 
 def _original_ids(vocabulary: Vocabulary, rows_T: np.ndarray) -> np.ndarray:
@@ -158,6 +165,7 @@ def _one_history(given: Any) -> History:
             np.zeros(len(items), dtype=np.int64) if times is None else times,
             given.get("actions") or {},
             given.get("user_features") or {},
+            context=given.get("context") or {},
         )
     items = ids_of("a history", given)
     return History(items, np.zeros(len(items), dtype=np.int64))
@@ -166,7 +174,7 @@ def _one_history(given: Any) -> History:
 def _from_frame(frame: pl.DataFrame) -> dict[int | str, History]:
     """Return the histories of a frame with a column `item`, perhaps `timestamp` and `user`.
 
-    Rows keep their order; every other column is an action.
+    Rows keep their order; every other column is an action, or context if it holds text.
     """
     if "item" not in frame.columns:
         raise SlipstreamError(
@@ -190,13 +198,15 @@ def _from_frame(frame: pl.DataFrame) -> dict[int | str, History]:
 
 def _history_of(frame: pl.DataFrame) -> History:
     untimed = np.zeros(len(frame), dtype=np.int64)
+    others = [name for name in frame.columns if name not in ("item", "timestamp", "user")]
+    texts = [name for name in others if frame.schema[name] in TEXT_TYPES]
     return History(
         frame["item"].to_list(),
         frame["timestamp"].to_numpy() if "timestamp" in frame.columns else untimed,
-        {
-            name: frame[name].to_numpy()
-            for name in frame.columns
-            if name not in ("item", "timestamp", "user")
+        {name: frame[name].to_numpy() for name in others if name not in texts},
+        context={
+            name: frame[name].cast(pl.String).fill_null("").to_numpy().astype(object)
+            for name in texts
         },
     )
 

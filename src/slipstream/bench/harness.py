@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,33 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "kernels": native.status(),
     }
+
+
+def command_line() -> str:
+    """Return the command of this process as a reader types it, without the place of its result."""
+    program, *words = sys.argv
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is not None and module.name.startswith("benchmarks"):
+        program = f"python -m {module.name.removesuffix('.__main__')}"
+    else:
+        program = Path(program).name
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] == "--json":
+            kept.pop()
+        else:
+            kept.append(word)
+    return " ".join([program, *(word for word in kept if word != "--json")])
+
+
+def commit() -> str | None:
+    """Return the commit of the tree that is measured, with `+` where it has changes."""
+    ask = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        told = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None
 
 
 def short_machine() -> dict[str, Any]:
@@ -104,6 +133,8 @@ def finish(
     """Print rows and claims as tables, write the JSON if a path is given, and return it."""
     result: dict[str, Any] = {
         "bench": bench,
+        "command": command_line(),
+        "commit": commit(),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
@@ -112,19 +143,44 @@ def finish(
     }
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
-    table = Table(title=f"bench {bench}", caption=described)
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "samples"))
-    for column in columns:
-        table.add_column(column, justify="left" if column == "variant" else "right")
-    for row in rows:
-        table.add_row(*(_shown(row.get(column, "")) for column in columns))
-    console.print(table)
+    print_rows(console, rows, f"bench {bench}", described)
     for name, value in claims.items():
         console.print(f"{name} = {value:.4g}", highlight=False)
     if json_path is not None:
         with atomic_file(json_path) as path:
             Path(path).write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def print_rows(console: Console, rows: list[Row], title: str, caption: str) -> None:
+    """Print rows as a table; columns that do not fit beside each other follow in further tables."""
+    columns = list(dict.fromkeys(key for row in rows for key in row if key != "samples"))
+    lead, rest = columns[:1], columns[1:]
+    while True:
+        count = len(rest)
+        while count > 1 and not _fits(console, _table(rows, lead + rest[:count])):
+            count -= 1
+        table = _table(rows, lead + rest[:count])
+        table.title, rest = title, rest[count:]
+        table.caption = None if rest else caption
+        console.print(table)
+        if not rest:
+            return
+
+
+def _table(rows: list[Row], columns: list[str]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for row in rows:
+        table.add_row(*(_shown(row.get(column, "")) for column in columns))
+    return table
+
+
+def _fits(console: Console, table: Table) -> bool:
+    return console.measure(table, options=console.options.update(width=10_000)).maximum <= (
+        console.width
+    )
 
 
 def _shown(value: object) -> str:

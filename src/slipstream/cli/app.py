@@ -29,6 +29,11 @@ COMMANDS = {
             "Train a recipe. The same command again resumes, bit for bit.",
         ),
         (
+            "tune",
+            "tune_command:tune",
+            "Search recipe keys: random trials, chosen by validation, never by the test split.",
+        ),
+        (
             "evaluate",
             "run_commands:evaluate",
             "Evaluate a run: the whole catalogue ranked, ties averaged, popularity beside it.",
@@ -36,7 +41,7 @@ COMMANDS = {
         (
             "recommend",
             "run_commands:recommend",
-            "Recommend items to a user, next to the history the model saw.",
+            "Recommend items to a user, next to the history the model saw, or to all users.",
         ),
         (
             "export",
@@ -61,24 +66,45 @@ COMMANDS = {
         ),
         (
             "serve",
-            "serving_commands:serve",
+            "serve_command:serve",
             "Serve a bundle over HTTP: instances behind a router.",
+        ),
+        (
+            "ui",
+            "ui_command:ui",
+            "Show recommendations, runs, pipelines and the fleet on a web page of this machine.",
         ),
         (
             "history",
             "history_commands:history",
             "Fill a history store from prepared data, export it, and forget users.",
         ),
-        ("client", "serving_commands:client", "Ask a running server (`slipstream serve`)."),
+        ("client", "client_commands:client", "Ask a running server (`slipstream serve`)."),
         (
             "trace",
             "trace_command:trace",
             "Show what each lane of a run did in its last steps, and draw it.",
         ),
+        (
+            "simulate",
+            "simulate_command:simulate",
+            "Run schedules and serving policies on clusters and fleets you do not have.",
+        ),
+        (
+            "doctor",
+            "doctor_command:doctor",
+            "Tell what works on this machine: kernels, compiler, memory, device, tools, and what "
+            "to do.",
+        ),
+        (
+            "plan",
+            "plan_command:plan",
+            "Plan training and serving: mesh, schedule, instances, memory, cost, and why.",
+        ),
         ("bench", "bench_commands:bench", "Measure this machine: one table a command."),
     )
 }
-COMPUTING = ("demo", "train", "evaluate", "recommend", "export")
+COMPUTING = ("demo", "train", "tune", "evaluate", "recommend", "export")
 FROM_ROOT = "(from the project's root)"
 MOVED = {
     "reproduce": f"python -m benchmarks.reproduce ml-1m {FROM_ROOT}",
@@ -101,7 +127,6 @@ app = typer.Typer(
     cls=RootGroup,
     help="Train and serve generative recommenders. Start with `slipstream demo`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

@@ -90,6 +90,7 @@ class HeldOutRequests:
             [store.items.id(row) for row in store.items_N[log].tolist()],
             store.timestamps_N[log].tolist(),
             {name: values_N[log].tolist() for name, values_N in store.actions.items()},
+            {name: self._labels(name, log) for name in self._recipe.context_features},
         )
         features = {name: store.user_features[name].at(user) for name in self._recipe.user_features}
         more = {"request_time": int(self.held_out.times_S[place])} if self._with_time else {}
@@ -101,6 +102,11 @@ class HeldOutRequests:
             **self._more,
             **more,
         }
+
+    def _labels(self, name: str, log: slice) -> list[str | None]:
+        """Return labels of context, None where one is not known."""
+        column = self._store.context[name]
+        return [column.labels[int(code)].as_py() or None for code in column.codes[log]]
 
     def items_above(self, place: int, answer: RecommendAnswer) -> int:
         """Return how many items the answer has before the held-out one."""

@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.cli.output import JsonFlag, print_json
 from slipstream.data.append import AppendReport, append_log, recorded_choices
-from slipstream.data.catalogue import NAMES
+from slipstream.data.catalogue import ENTRIES, NAMES
 from slipstream.data.choices import Choices, FeatureFile
+from slipstream.data.item_vectors import vector_words
 from slipstream.data.log_files import SEPARATORS
 from slipstream.data.preparation import prepare
 from slipstream.data.raw_log import Columns
@@ -69,6 +71,11 @@ def prepare_command(
         help="Own log: the numbers of text actions, as in view=1,cart=2,buy=3; without, each text "
         "becomes a 0/1 action of its own.",
     ),
+    context_columns: str = typer.Option(
+        "",
+        help="Own log: categories that each behaviour happened with, such as device,surface; "
+        "separated by commas.",
+    ),
     title_column: str | None = typer.Option(None, help="Own log: column of the item's title."),
     time_unit: str | None = typer.Option(
         None, help="Own log: unit of the time column: s, ms, us or ns; found unless given."
@@ -101,6 +108,12 @@ def prepare_command(
     multi_separator: str | None = typer.Option(
         None, help="Text features that contain this, such as '|', are several categories."
     ),
+    item_vectors: list[str] | None = typer.Option(
+        None,
+        metavar="NAME=FILE",
+        help="Pretrained vectors of items: Parquet with ids and a column of lists, or x.npy with "
+        "its ids in x.ids.npy; may be given several times.",
+    ),
     order: str = typer.Option(
         "stable", help="Order of a user's behaviours. `stable`: by time, equal times in file order."
     ),
@@ -118,7 +131,8 @@ def prepare_command(
     category: str = typer.Option("All_Beauty", help="amazon-reviews: the category."),
     topics: int = typer.Option(50, min=1, help="synthetic: number of topics the items belong to."),
     lengths: str = typer.Option(
-        "movielens", help="synthetic: lengths like those of movielens or kuairand-1k."
+        "movielens",
+        help="synthetic: lengths like those of movielens, kuairand-1k or kuairand-27k.",
     ),
     seed: int = typer.Option(0, min=0, help="synthetic: seed."),
     force: bool = typer.Option(False, "--force", help="Replace the store in --out."),
@@ -137,6 +151,7 @@ def prepare_command(
         split_list(action_columns),
         title_column,
         time_optional=optional,
+        context=split_list(context_columns),
     )
     features: dict[str, FeatureFile | None] = {"items": None, "users": None}
     synthetic = Synthetic()
@@ -163,6 +178,7 @@ def prepare_command(
         k_core=k_core,
         category=category,
         synthetic=synthetic,
+        item_vectors=_vector_files(item_vectors),
         **features,
     )
     with Ticker() as ticker:
@@ -219,6 +235,20 @@ def _feature_file(
     return FeatureFile(data, ids, split_list(features), title, separator)
 
 
+def _vector_files(given: list[str] | None) -> dict[str, str]:
+    """Split each `NAME=FILE`."""
+    files = {}
+    for part in given or ():
+        name, equals, file = part.partition("=")
+        if not (equals and name and file) or name in files:
+            raise SlipstreamError(
+                f"'{part}' of --item-vectors is no new name with a file; write it as in "
+                "text=vectors.parquet"
+            )
+        files[name] = file
+    return files
+
+
 def preparation_report(store: SequenceStore) -> list[str]:
     """Say what was written, what was found out about the log and what was dropped."""
     found = summary(store)
@@ -242,6 +272,8 @@ def preparation_report(store: SequenceStore) -> list[str]:
         lines.append(f"dropped {source['duplicates']:,} exact duplicates")
     if found["actions"] and "columns" in source:
         lines.append(f"actions: {', '.join(found['actions'])}")
+    for name, count in found["context"].items():
+        lines.append(f"context {name}: {count:,} categories")
     for noun in ("item", "user"):
         for name, feature in found[f"{noun}_features"].items() if "columns" in source else ():
             lines.append(f"{noun} feature {name}: {feature_words(feature)}{_hint(feature)}")
@@ -251,6 +283,8 @@ def preparation_report(store: SequenceStore) -> list[str]:
                 f"left out {rows['not_in_the_log']:,} {noun}s that are not in the log, and "
                 f"{rows['repeated']:,} rows that repeat one"
             )
+    for name, facts in store.meta.get("item_vectors", {}).items():
+        lines.append(vector_words(name, facts, store.num_items))
     if source.get("md5_known") is False:
         lines.append(f"no md5 is known for this archive; the one that came has md5 {source['md5']}")
     return lines
@@ -259,6 +293,19 @@ def preparation_report(store: SequenceStore) -> list[str]:
 def _hint(feature: dict[str, Any]) -> str:
     bar = feature["kind"] == "category" and feature["bars"]
     return "; if '|' parts several categories, give --multi-separator '|'" if bar else ""
+
+
+@data.command("list")
+def list_command(as_json: JsonFlag = False) -> None:
+    """List the data sets that are known by name: what they are and their terms."""
+    rows = [{"name": n, "about": e.about, "terms": e.terms} for n, e in ENTRIES.items()]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("name", "what it is", "terms")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False).print(table)
 
 
 @data.command("append")
@@ -275,8 +322,14 @@ def append_command(
     item_column: str | None = typer.Option(None, help="Column of the item id, if it has moved."),
     time_column: str | None = typer.Option(None, help="Column of the time, if it has moved."),
     action_columns: str | None = typer.Option(None, help="Columns of actions, if they have moved."),
+    context_columns: str | None = typer.Option(
+        None, help="Columns of context, if they have moved."
+    ),
     items: str | None = typer.Option(None, help="File with the features of new items."),
     users: str | None = typer.Option(None, help="File with the features of new users."),
+    item_vectors: list[str] | None = typer.Option(
+        None, metavar="NAME=FILE", help="Pretrained vectors of new items, as in data prepare."
+    ),
     force: bool = typer.Option(False, "--force", help="Replace the store in --out."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -289,6 +342,7 @@ def append_command(
         "item": item_column,
         "time": time_column,
         "actions": None if action_columns is None else split_list(action_columns),
+        "context": None if context_columns is None else split_list(context_columns),
     }
     moved = {role: name for role, name in given.items() if name is not None}
     columns = None
@@ -303,6 +357,7 @@ def append_command(
             columns=columns,
             items=items,
             users=users,
+            item_vectors=_vector_files(item_vectors),
             force=force,
             progress=ticker,
         )
@@ -332,6 +387,12 @@ def append_report(done: AppendReport) -> list[str]:
         lines.append(f"left out {done.late:,} behaviours older than their user's last one")
     if done.duplicates:
         lines.append(f"left out {done.duplicates:,} behaviours that were there already")
+    for name, facts in store.meta.get("item_vectors", {}).items() if done.items else ():
+        if facts["missing_new"]:
+            lines.append(
+                f"{facts['missing_new']:,} of the new items have no vector '{name}' (zeros); give "
+                f"theirs with --item-vectors {name}=FILE"
+            )
     return lines
 
 

@@ -180,6 +180,15 @@ def migrate_command(url: Url, as_json: AsJson = False) -> None:
 # ---- import --------------------------------------------------------------------------------------
 
 
+def import_people(data: SequenceStore, url: str, most: int) -> dict[str, int]:
+    """Import the whole behaviours of at most `most` users, evenly chosen, into a store."""
+    chosen_U = np.zeros(data.num_users, dtype=bool)
+    chosen_U[np.linspace(0, data.num_users - 1, min(most, data.num_users)).astype(np.int64)] = True
+    ends_U = np.where(chosen_U, data.lengths_U, 0)
+    with Ticker() as ticker:
+        return _on_store(url, lambda opened: _import(opened, data, ends_U, False, ticker))
+
+
 def _ends(data: SequenceStore, until: Until, split: Split) -> np.ndarray:
     """Return how many behaviours of each user are imported."""
     if until is Until.validation:
@@ -207,13 +216,18 @@ def _batches(
 ) -> Iterator[tuple[int, list[tuple[str, History]]]]:
     """Yield (users done, histories by user) in parts of about `BATCH` behaviours."""
     item_ids = _original_ids(data.items)
+    labels = {
+        name: np.array(each.labels.to_pylist(), dtype=object) for name, each in data.context.items()
+    }
     batch: list[tuple[str, History]] = []
     held = 0
     for row in range(data.num_users):
         begin = int(data.offsets_U1[row])
         cut = slice(begin, begin + int(ends_U[row]))
         actions = {name: values_N[cut] for name, values_N in data.actions.items()}
-        history = History(item_ids[data.items_N[cut]], data.timestamps_N[cut], actions)
+        context = {name: labels[name][each.codes[cut]] for name, each in data.context.items()}
+        items, times = item_ids[data.items_N[cut]], data.timestamps_N[cut]
+        history = History(items, times, actions, context=context)
         if len(history):
             batch.append((str(data.users.id(row)), history))
             held += len(history)
@@ -263,6 +277,16 @@ def _column(action: str) -> str:
     return f"action:{action}" if action in LOG_COLUMNS else action
 
 
+def _context_column(name: str) -> str:
+    """Return the column of context, marked so that no action has its name."""
+    return f"context:{name}"
+
+
+def known_labels(labels_T: np.ndarray) -> list[str | None]:
+    """Return labels of context, None where one is not known."""
+    return [label or None for label in labels_T.tolist()]
+
+
 async def _write_lines(
     store: HistoryStore, user: str | None, path: Path, ticker: Ticker
 ) -> dict[str, int]:
@@ -274,6 +298,7 @@ async def _write_lines(
                 "item_id": history.items.tolist(),
                 "timestamp": history.timestamps.tolist(),
                 **{_column(key): values.tolist() for key, values in history.actions.items()},
+                **{_context_column(k): known_labels(v) for k, v in history.context.items()},
             }
             rows = zip(*columns.values(), strict=True)
             for row in rows:
@@ -291,9 +316,11 @@ async def _write_parquet(
 
     # One pass finds the columns, a second one writes them.
     names: dict[str, None] = {}
+    context: dict[str, None] = {}
     text = False
     async for _, history in _histories(store, user, ticker):
         names |= dict.fromkeys(history.actions)
+        context |= dict.fromkeys(history.context)
         text = text or history.items.dtype == object
     schema = pa.schema(
         [
@@ -301,15 +328,17 @@ async def _write_parquet(
             ("item_id", pa.string() if text else pa.int64()),
             ("timestamp", pa.int64()),
             *((_column(name), pa.float32()) for name in names),
+            *((_context_column(name), pa.string()) for name in context),
         ]
     )
     users = behaviours = 0
     with parquet.ParquetWriter(path, schema) as writer:
         held: list[pa.RecordBatch] = []
         async for name, history in _histories(store, user, ticker):
-            if set(history.actions) - set(names) or (history.items.dtype == object) > text:
+            new = (set(history.actions) - set(names)) | (set(history.context) - set(context))
+            if new or (history.items.dtype == object) > text:
                 raise SlipstreamError("the store changed while it was exported; run it again")
-            held.append(_record_batch(name, history, schema, names))
+            held.append(_record_batch(name, history, schema, names, context))
             users, behaviours = users + 1, behaviours + len(history)
             if sum(batch.num_rows for batch in held) >= BATCH:
                 writer.write_table(pa.Table.from_batches(held))
@@ -318,7 +347,13 @@ async def _write_parquet(
     return {"users": users, "behaviours": behaviours}
 
 
-def _record_batch(user: str, history: History, schema: Any, names: dict[str, None]) -> Any:
+def _record_batch(
+    user: str,
+    history: History,
+    schema: Any,
+    names: dict[str, None],
+    context: dict[str, None],
+) -> Any:
     import pyarrow as pa
 
     items = history.items.tolist()
@@ -330,6 +365,12 @@ def _record_batch(user: str, history: History, schema: Any, names: dict[str, Non
         items,
         history.timestamps,
         *(history.actions.get(name, absent) for name in names),
+        *(
+            known_labels(history.context[name])
+            if name in history.context
+            else [None] * len(history)
+            for name in context
+        ),
     ]
     arrays = [
         pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from slipstream.cli.output import JsonFlag, print_json
 from slipstream.errors import SlipstreamError
@@ -76,11 +78,9 @@ def _print_keys() -> None:
 def _print_list() -> None:
     from slipstream.training.recipe_reference import shipped_recipes
 
-    table = Table()
-    for heading in ("recipe", "task", "model", "data", "about"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("recipe", "data"))
-    for one in shipped_recipes():
-        table.add_row(one.name, one.task, one.model, one.data or "any", one.about)
     console = Console(highlight=False)
-    console.print(table)
+    for one in shipped_recipes():
+        facts = f"{one.task}, {one.model}, {one.data or 'any data'}, schedule: {one.schedule}"
+        console.print(f"[bold]{one.name}[/bold]  {facts}")
+        console.print(Padding(Text(one.about), (0, 0, 0, 4)))
     console.print("next: slipstream recipes NAME > mine.yaml, or slipstream train NAME data=DIR")

@@ -261,8 +261,20 @@ def _ask_server(
 def recommend(
     run: RunArgument,
     user: Annotated[
-        str, typer.Option(help="The user's id as in the original data.", show_default=False)
-    ],
+        str | None,
+        typer.Option(help="The user's id as in the original data.", show_default=False),
+    ] = None,
+    every_user: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Every user of the data, into the Parquet file --out. Can be resumed."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="With --all: the file to write; columns user, items, scores."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file in --out.")] = False,
     count: Annotated[int, typer.Option(min=1, max=1000, help="How many items to show.")] = 10,
     history: Annotated[
         int,
@@ -281,12 +293,28 @@ def recommend(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend items to a user, next to the history the model saw.
+    """Recommend items to a user, next to the history the model saw, or to all users.
 
     Seen items are left out as the recipe's `repeat` says.
+
+    Example: slipstream recommend runs/ml-1m-hstu --user 42
+
+    Everybody: slipstream recommend runs/ml-1m-hstu --all --out top.parquet --count 20
+
+    A stopped --all goes on where it was by the same command. Catalogues larger than memory are read
+    in tiles.
     """
     from slipstream.training.recommendation import recommend_user
 
+    if every_user:
+        _recommend_all(run, user, out, count, repeat, request_time, data, force, as_json)
+        return
+    if user is None:
+        raise SlipstreamError(
+            "recommend needs a user; give --user ID, or --all --out top.parquet for everybody"
+        )
+    if out is not None or force:
+        raise SlipstreamError("--out and --force belong to --all; add it, or leave them out")
     recipe, store, recommender = open_with_data(run, data)
     times = None if request_time is None else [request_time]
     answer = recommend_user(
@@ -302,6 +330,39 @@ def recommend(
     latest = [store.items.id(row) for row in answer.history[::-1][:history]]
     told = {"user": store.users.id(answer.user), "repeat": repeat or recipe.repeat}
     typer.echo(json.dumps({**told, "items": items, "latest_history": latest}, indent=1))
+
+
+def _recommend_all(
+    run: Path,
+    user: str | None,
+    out: Path | None,
+    count: int,
+    repeat: str | None,
+    request_time: int | None,
+    data: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the recommendations of all users to a file."""
+    from slipstream.progress import Ticker
+    from slipstream.training.recommend_all import check_out, recommend_all
+
+    if out is None:
+        raise SlipstreamError("--all writes a file; name it with --out top.parquet")
+    if user is not None or request_time is not None:
+        raise SlipstreamError(
+            "--all asks for everybody after the last behaviour; leave out --user and --request-time"
+        )
+    check_out(out, force=force)  # before the weights are read
+    _, store, recommender = open_with_data(run, data)
+    with Ticker() as ticker:
+        users = recommend_all(
+            recommender, store, out, count, repeat=repeat, force=force, tell=ticker
+        )
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "users": users, "count": count}))
+        return
+    console.print(f"{out}: {users:,} users with at most {count} items each")
 
 
 def show_recommendation(run: "api.Run", user: str, count: int, history: int) -> None:

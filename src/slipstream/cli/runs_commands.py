@@ -64,6 +64,10 @@ def compare(
     directories: Annotated[
         list[Path], typer.Argument(metavar="RUN RUN...", help="Two runs or more.")
     ],
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw their curves over each other into this page."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Hold runs against each other: what differs in their recipes, their figures, their time.
@@ -73,6 +77,10 @@ def compare(
     from slipstream.training.comparison import compare_runs
 
     found = compare_runs(directories)
+    if report is not None:
+        from slipstream.training.report import write_comparison
+
+        write_comparison(directories, report)
     if json:
         print_json(asdict(found))
         return
@@ -83,6 +91,8 @@ def compare(
             "warning: these runs were trained on different data, so their figures do not compare",
             style="yellow",
         )
+    if report is not None:
+        console.print(f"curves: {report}")
 
 
 def _comparison_table(found: "RunComparison") -> Table:

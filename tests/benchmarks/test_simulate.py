@@ -1,0 +1,136 @@
+"""The simulator's comparisons: calibrated on two rows only, complete, and honest about misses."""
+
+import json
+
+import pytest
+
+from benchmarks.simulate import nestpipe, papers, reality, serving_reality, turbogr
+from benchmarks.simulate.calibration import Choices, calibrate, serial_step, steps_at_128
+from slipstream.pipeline.hazards import Task
+from slipstream.pipeline.schedule import make_schedule
+from slipstream.simulate.cluster import open_cluster
+
+
+@pytest.fixture(scope="module")
+def table():
+    return nestpipe.predict_table()
+
+
+def test_calibration_goes_through_the_rows_of_128_and_256_workers():
+    laws = calibrate()
+    whole = laws.steps_128["TorchRec"]
+    assert serial_step(laws, 128) == pytest.approx(whole, rel=1e-6)
+    efficiency = papers.NESTPIPE["TorchRec"].efficiency[256]
+    assert serial_step(laws, 256) == pytest.approx(whole / efficiency, rel=1e-6)
+
+
+def test_no_row_beyond_256_workers_calibrates(monkeypatch):
+    before = calibrate()
+    for row in papers.NESTPIPE.values():
+        for workers in (512, 1024, 1536):
+            monkeypatch.setitem(row.throughput, workers, 9.0)
+            monkeypatch.setitem(row.efficiency, workers, 0.1)
+    for name in ("LOOKUP_1536", "COMM_1536", "COMM_2D_1536", "COMPUTE_1536"):
+        monkeypatch.setattr(papers, name, 1.0)
+    assert calibrate() == before
+
+
+def test_throughputs_lie_where_all_rounded_rows_allow():
+    for system, step in steps_at_128().items():
+        throughput = 128 * papers.SAMPLES / step / 100
+        row = papers.NESTPIPE[system]
+        assert abs(throughput - row.throughput[128]) <= 0.0051
+        assert abs(2 * throughput * row.efficiency[256] - row.throughput[256]) <= 0.0051
+
+
+def test_the_shipped_cluster_file_has_the_calibrated_laws():
+    shipped, laws = open_cluster("nestpipe").phases, calibrate()
+    wanted = laws.phases(residual=laws.residual_nested, between_at_end=True)
+    for workers in (128, 1536):
+        for name in ("compute", "lookup", "exchange", "between_groups", "overhead"):
+            assert getattr(shipped, name).at(workers) == pytest.approx(
+                getattr(wanted, name).at(workers), rel=1e-5
+            )
+
+
+def test_every_printed_row_is_compared_and_the_worst_is_the_claim(table):
+    rows, claims = table
+    own = [
+        row
+        for row in rows
+        if row["part"] == "nestpipe" and row["laws"] == next(iter(nestpipe.VARIED))
+    ]
+    assert len(own) == 4 * 4 + 1
+    held = [abs(row["points"]) for row in own if row["workers"] >= 512]
+    assert claims["worst_error_points"] == max(held)
+    assert claims["rows_beyond_5_points"] == sum(points > 5 for points in held)
+
+
+def test_at_1536_workers_every_efficiency_is_within_5_points_and_the_speedup_within_a_tenth(table):
+    _, claims = table
+    assert claims["worst_error_points_1536"] < 5
+    assert abs(claims["nestpipe_speedup_error"]) < 0.1
+
+
+def test_a_wrong_law_is_seen(table):
+    rows, _ = table
+    varied = {row["variant"]: row for row in rows if row["part"] == "varied"}
+    assert varied["lookup as log n"]["worst_points"] > 15
+    assert Choices() != nestpipe.VARIED["lookup as log n"]
+
+
+def test_our_schedules_reach_the_bars_in_the_papers_setting():
+    rows, claims = nestpipe.our_rows(calibrate())
+    assert claims["efficiency_1536"] >= 0.9717 and claims["speedup_1536"] >= 3.18
+    assert any(not row["ships"] for row in rows) and len(rows) == 9
+
+
+def test_turbogr_rows_say_where_they_agree():
+    rows = turbogr.turbogr_rows()
+    assert len(rows) == 3 + 1 + 2 + 7
+    assert all(row["where"] for row in rows)
+    assert all(row["within_10"] == (abs(row["error"]) <= 0.10) for row in rows)
+
+
+def test_metered_stages_become_tasks_and_buffers_read_less():
+    stage = [[0.002, 0.001, 100.0, 1.0]]
+    names = [each.name for each in make_schedule("serial").stages]
+    metered = {
+        "stages": {"1": dict.fromkeys(names, stage), "8": dict.fromkeys(names, stage * 8)},
+        "keys": {"keys": 1000.0, "overlap": 0.5},
+        "core": 0,
+        "wake_idle": 0.0,
+        "wake_busy": 0.0,
+    }
+    known = reality.Calibration([metered, metered | {"core": 1}])
+    serial = known.costs(make_schedule("serial"), 1e4)
+    double = known.costs(make_schedule("dual_buffer"), 1e4)
+    assert serial(0, Task("retrieve", 0)).waits == pytest.approx(0.1)
+    assert double(0, Task("retrieve", 0)).waits == pytest.approx(0.05)
+    assert serial(0, Task("answer", 0)).rounds == 1 and serial(0, Task("compute", 0)).rounds == 0
+    plain = reality.simulated_step(known, "serial", 1, None, None)
+    assert plain == pytest.approx(0.001 * len(names))
+    slow = reality.simulated_step(known, "serial", 1, 1e4, None)
+    assert slow == pytest.approx(plain + 4 * 0.01)
+
+
+def test_recorded_serving_rates_are_compared_with_simulated_ones(tmp_path, monkeypatch):
+    runs = [
+        {"kind": "service", "variant": "W1", "trace": "N", "length": str(length)}
+        | {"samples": {"rank_s": [1e-3 + 2e-5 * length, 1.1e-3 + 2e-5 * length]}}
+        for length in (384, 512, 1024)
+    ] + [
+        {"kind": "service", "variant": "relay", "trace": "N", "length": str(length)}
+        | {"samples": {"hit_s": [3e-3, 3.2e-3], "rank_s": [0.03, 0.03]}}
+        for length in (384, 512, 1024)
+    ]
+    spec = serving_reality.fitted_spec(runs)
+    assert all(value >= 0 for value in spec.coefficients) and spec.coefficients[1] > 0
+    groups = {"N 1024": {"rates": {"relay": 40.0, "W1": 20.0}}}
+    content = {"rows": [{"samples": {"runs": runs, "figures": {"groups": groups}}}]}
+    (tmp_path / "serving.json").write_text(json.dumps(content))
+    monkeypatch.setattr("benchmarks.evidence.RESULTS", tmp_path)
+    monkeypatch.setattr(serving_reality, "QUICK_REQUESTS", 200)
+    rows, claims = serving_reality.serving_rows(quick=True)
+    assert [row["variant"] for row in rows] == ["N 1024: relay", "N 1024: W1"]
+    assert claims["reality_error_slo"] == max(abs(row["error"]) for row in rows)
