@@ -15,7 +15,8 @@ from pathlib import Path
 
 from benchmarks.chaos.load import Load, Tally
 from slipstream.errors import SlipstreamError
-from slipstream.serving.supervisor import Child, DeploymentConfig, Supervisor, is_ready
+from slipstream.serving.http.readiness import is_ready
+from slipstream.serving.supervisor import Child, DeploymentConfig, Supervisor
 
 RECOVERY_LIMIT_SECONDS = 60.0
 

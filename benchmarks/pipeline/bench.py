@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.local_ranks import run_ranks
 from benchmarks.pipeline.clusters import cluster_rows
-from benchmarks.pipeline.link import Namespaces, can_make_namespaces, two_namespaces
-from benchmarks.pipeline.rank import PEER, WORLD, Setting
+from benchmarks.pipeline.link import Namespaces, can_make_namespaces, joined_namespaces
+from benchmarks.pipeline.rank import PEER, Setting
 from slipstream.bench.harness import Row, finish, median, note
 
 Variants = tuple[tuple[str, int], ...]
@@ -57,7 +57,7 @@ def launch(setting: Setting, parts: str, link: Namespaces | None) -> dict[str, A
         return run_ranks(
             "benchmarks.pipeline.rank",
             arguments,
-            world=WORLD,
+            world=setting.world,
             seconds_allowed=setting.seconds_allowed,
             **places,
         )
@@ -250,7 +250,7 @@ def quick_setting(base: Setting) -> Setting:
 def run(quick: bool, json_path: Path | None) -> dict[str, Any]:
     """Print the table and the claims; `quick` runs few small steps of the paper's setting only."""
     base = quick_setting(Setting()) if quick else Setting()
-    with two_namespaces() if can_make_namespaces() else nullcontext(None) as link:
+    with joined_namespaces() if can_make_namespaces() else nullcontext(None) as link:
         rows, claims = sweep(base, link, quick)
         if link is not None:
             link.set_rate(None)

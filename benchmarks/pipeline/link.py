@@ -1,6 +1,6 @@
 """Links between the ranks of the pipeline benchmark: network namespaces, or an emulated link.
 
-With root on Linux two namespaces are joined by a veth pair whose ends pass a token bucket (`tc …
+With root on Linux namespaces are joined by cables (veth) whose ends pass a token bucket (`tc …
 tbf`): waiting there costs no processor time, as on a real network. Elsewhere every message is
 followed by a pause as long as it would take; the report names which. Touch this when a link needs
 another limit.
@@ -32,7 +32,7 @@ def can_make_namespaces() -> bool:
         or not (shutil.which("ip") and shutil.which("tc"))
     ):
         return False
-    with contextlib.suppress(RuntimeError), two_namespaces() as link:
+    with contextlib.suppress(RuntimeError), joined_namespaces() as link:
         link.set_rate(1e8)
         return True
     return False
@@ -45,23 +45,43 @@ def _call(*command: str) -> None:
 
 
 class Namespaces:
-    """Two joined namespaces; their names hold the process id, so benchmarks do not clash."""
+    """Joined namespaces; their names hold the process id, so benchmarks do not clash.
+
+    Two are joined by one cable, more by a switch: a bridge in a namespace of its own.
+    """
 
     kind = "network namespaces"
 
-    def __init__(self) -> None:
-        self.names = [f"slip{os.getpid()}n{end}" for end in range(2)]
-        self.cards = [f"slip{os.getpid() % 100000}v{end}" for end in range(2)]
+    def __init__(self, ends: int = 2) -> None:
+        self.names = [f"slip{os.getpid()}n{end}" for end in range(ends)]
+        self.cards = [f"slip{os.getpid() % 100000}v{end}" for end in range(ends)]
+        self._switch = f"slip{os.getpid()}n{ends}"
 
     def build(self) -> None:
         for name in self.names:
             _call("ip", "netns", "add", name)
-        _call("ip", "link", "add", self.cards[0], "type", "veth", "peer", "name", self.cards[1])
+        if len(self.names) == 2:
+            _call("ip", "link", "add", self.cards[0], "type", "veth", "peer", "name", self.cards[1])
+        else:
+            self._build_switch()
         for end, (name, card) in enumerate(zip(self.names, self.cards, strict=True)):
             _call("ip", "link", "set", card, "netns", name)
             _call("ip", "-n", name, "addr", "add", f"10.231.7.{end + 1}/24", "dev", card)
             _call("ip", "-n", name, "link", "set", card, "up")
             _call("ip", "-n", name, "link", "set", "lo", "up")
+
+    def _build_switch(self) -> None:
+        """Make a cable for every end and plug them into one bridge."""
+        switch = self._switch
+        _call("ip", "netns", "add", switch)
+        _call("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
+        _call("ip", "-n", switch, "link", "set", "bridge0", "up")
+        for card in self.cards:
+            port = f"{card}p"
+            _call("ip", "link", "add", card, "type", "veth", "peer", "name", port)
+            _call("ip", "link", "set", port, "netns", switch)
+            _call("ip", "-n", switch, "link", "set", port, "master", "bridge0")
+            _call("ip", "-n", switch, "link", "set", port, "up")
 
     def set_rate(self, bytes_per_second: float | None) -> None:
         """Limit both directions; None means as fast as the machine copies."""
@@ -87,15 +107,15 @@ class Namespaces:
         return {"GLOO_SOCKET_IFNAME": self.cards[rank]}
 
     def remove(self) -> None:
-        for name in self.names:
+        for name in (*self.names, self._switch):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
 
 
 @contextlib.contextmanager
-def two_namespaces() -> Iterator[Namespaces]:
+def joined_namespaces(ends: int = 2) -> Iterator[Namespaces]:
     """Build namespaces and remove them in any case; those of a killed benchmark go first."""
     _sweep()
-    link = Namespaces()
+    link = Namespaces(ends)
     with terminated_as_interrupted():
         try:
             link.build()
@@ -109,7 +129,7 @@ def _sweep() -> None:
     listed = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, timeout=20
     ).stdout
-    for name, process in re.findall(r"^(slip(\d+)n[01])\b", listed, re.MULTILINE):
+    for name, process in re.findall(r"^(slip(\d+)n\d+)\b", listed, re.MULTILINE):
         if not Path("/proc", process).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=20)
 

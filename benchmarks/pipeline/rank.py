@@ -44,7 +44,7 @@ from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.scheduled import RecommenderWork
 
-WORLD, SEED = 2, 3
+SEED = 3
 PEER = "TorchRec's sparse-dist pipeline"
 START = 1_600_000_000
 BEGIN = Position({}, 0, False)  # batches go round in a circle, nothing is resumed
@@ -54,6 +54,7 @@ BEGIN = Position({}, 0, False)  # batches go round in a circle, nothing is resum
 class Setting:
     """What is run where."""
 
+    world: int = 2
     users: int = 16  # per rank
     length: int = 2048
     items: int = 20_000
@@ -113,7 +114,7 @@ def make_batch(setting: Setting, number: int, rank: int) -> JaggedBatch:
     times = START + torch.from_numpy(rng.integers(1, 10_000, shape)).cumsum(1)
     tokens = setting.users * setting.length
     return JaggedBatch(
-        sample_ids_B=torch.arange(setting.users) + (number * WORLD + rank) * setting.users,
+        sample_ids_B=torch.arange(setting.users) + (number * setting.world + rank) * setting.users,
         first_positions_B=torch.zeros(setting.users, dtype=torch.int64),
         offsets_B1=torch.arange(setting.users + 1) * setting.length,
         items_T=log[:, :-1].reshape(-1),
@@ -126,6 +127,8 @@ def make_batch(setting: Setting, number: int, rank: int) -> JaggedBatch:
 
 class Rank:
     """One of the processes."""
+
+    pipeline = Pipeline  # a study may run a pipeline of its own
 
     def __init__(self, setting: Setting, ranks: Ranks, scratch: Path) -> None:
         self.setting, self.ranks, self.scratch = setting, ranks, scratch
@@ -186,7 +189,7 @@ class Rank:
         )
         groups = LaneGroups(
             recommender.tables.exchange,
-            world=WORLD,
+            world=self.setting.world,
             timeout=timedelta(seconds=self.setting.seconds_allowed),
         )
         if self.setting.link_rate is not None:
@@ -195,7 +198,9 @@ class Rank:
         notes: list[str] = []
         trace = Trace()
         options: dict[str, Any] = {"trace": trace, "adapt": notes.append if adapt else None}
-        with Pipeline(schedule, work, recommender.tables.tables, groups, **options) as pipeline:
+        with self.pipeline(
+            schedule, work, recommender.tables.tables, groups, **options
+        ) as pipeline:
             for done in pipeline.steps():
                 if done.step == steps - 1:
                     break
@@ -280,7 +285,10 @@ class Rank:
         return dict(
             zip(
                 names,
-                (total / WORLD for total in self.ranks.sum([values[name] for name in names])),
+                (
+                    total / self.setting.world
+                    for total in self.ranks.sum([values[name] for name in names])
+                ),
                 strict=True,
             )
         )
@@ -318,8 +326,8 @@ class Rank:
                 found[f"{name} {micro_batches} {label}"] = max(mine, *self.everyone(mine))
         return found
 
-    def everyone(self, value: float) -> list[float]:
-        values: list[Any] = [None] * WORLD
+    def everyone(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.setting.world
         dist.all_gather_object(values, value)
         return values
 
@@ -367,14 +375,14 @@ def main(rank: int, scratch: Path, setting: Setting, parts: str) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cpus) >= WORLD:
+    if len(cpus) > 1:
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     patience = timedelta(seconds=setting.seconds_allowed)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{scratch / 'meeting'}",
         rank=rank,
-        world_size=WORLD,
+        world_size=setting.world,
         timeout=patience,
     )
     try:

@@ -1,8 +1,7 @@
 """`python -m benchmarks.serving`."""
 
-from benchmarks.command import run_measurement
-from benchmarks.serving.bench import __doc__ as text
-from benchmarks.serving.bench import run
+from benchmarks.command import run_function
+from benchmarks.serving.command import measure
 
 if __name__ == "__main__":
-    run_measurement(run, text)
+    run_function(measure)

@@ -1,186 +1,377 @@
-"""Serving under a p99 limit: with pre-inference, without it, and with one part switched off.
+"""Rates and lengths within a latency limit, through `slipstream serve`: relay against in line.
 
-Two instances of one thread each, real processes; session traces (trace.py); SLO p99 <= 80 ms at the
-ranking stage, refusals count as misses. The length of the history depends on the machine: the
-longest whose in-line ranking, measured at the start on all instances at once, takes 55 % of the
-SLO. That is about the longest history that a system without pre-inference holds at a low rate. A
-shorter one (40 %) is measured too.
-
-`slo_qps` is the largest Poisson rate that holds: the same bisection for both variants with our own
-open-loop generator over the same trace, then MLPerf LoadGen's Server scenario at that rate (or the
-next lower one it calls VALID). `max_prefix` is the longest history that holds at a fixed rate.
-"without" ranks every request in line, on the same engine, kernels and scheduler, where the least
-work waits. The bundle has random weights: speed does not depend on what a model has learnt.
-
-Real arrivals come from logs in the folders of `$SLIPSTREAM_DATA`; without one, sessions are
-synthetic and named so.
+The protocol is in protocols/serving.md. Touch this when a part is added; a run is made in runs.py,
+the search is in search.py, the claims are computed in claims.py.
 """
 
-import asyncio
-import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.serving import trace as serving_trace
 from benchmarks.serving.bundle import random_bundle
-from benchmarks.serving.load import LOADGEN_RUNS, loadgen_at_hand
-from benchmarks.serving.plot import draw
-from benchmarks.serving.search import Bench, Setting, length_of_time
-from benchmarks.serving.trace import Session
-from benchmarks.serving.worker import Fleet
-from slipstream.bench.harness import finish
-from slipstream.interrupts import terminated_as_interrupted
+from benchmarks.serving.load import noise_floor
+from benchmarks.serving.runs import Journal, Row, Runner, RunPlan, Sizes
+from benchmarks.serving.search import LengthSearch, Question, RateSearch, rate_of
+from benchmarks.serving.server import RELAY, VARIANTS, Deployment, Variant
+from benchmarks.serving.truncation import find_ratings, measure_auc
+from benchmarks.serving.users import FIRST_ID, TASKS, Population
+from slipstream.errors import SlipstreamError
+from slipstream.files import read_json, write_json
+from slipstream.serving.engine.engine import Engine
 
-MODEL: dict[str, Any] = {
-    "kind": "hstu",
-    "dim": 64,
-    "blocks": 2,
-    "heads": 2,
-    "max_len": 6144,
-    "time_buckets": 64,
-}
-NUM_ITEMS, FIRST_ID, CANDIDATES = 5_000, 1 << 40, 100
-INSTANCES, SLO, STAGES = (
-    2,
-    0.08,
-    0.12,
-)  # STAGES: retrieval 80 ms + pre-processing 40 ms, as stated in the table
-INLINE_SHARE, SHORTER_SHARE = (
-    0.55,
-    0.4,
-)  # of the SLO: what ranking the long history in line takes, and the shorter one
-LOW_LOAD = 0.1  # rates are searched from this share of what the instances could rank in line
-FIXED_LOAD = 0.3  # max_prefix is measured at this share of what the instances could rank in line
-MEMORY = {
-    "device_bytes": 64 << 20,
-    "host_bytes": 400 << 20,
-    "calibrate_seconds": 1.0,
-    "pin_grace": 0.5,
-}
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "relay": {},
-    "without": {"relay": False},
-    "trigger off": {"trigger": {"enabled": False}},
-    "affinity off": {},
-    "expander off": {},
-    "pre-inference off": {"preinfer": False},
-}
-ABLATIONS = ("trigger off", "affinity off", "expander off", "pre-inference off")
-FULL = Setting(SLO, STAGES, requests=400, most_seconds=24.0, memory=MEMORY, variants=VARIANTS)
-QUICK = Setting(SLO, STAGES, requests=200, most_seconds=10.0, memory=MEMORY, variants=VARIANTS)
+PARTS = ("sessions", "no_reuse", "once", "longest", "ablations", "truncation", "recommend", "hit")
+Figures = dict[str, Any]
+# On two cores, from the rates and start times seen there; only the time left is told from it.
+EXPECTED_MINUTES = dict(zip(PARTS, (48.0, 13.0, 7.0, 16.0, 11.0, 4.0, 5.0, 3.0), strict=True))
 
 
-def noise_floor(seconds: float = 1.0) -> float:
-    """Return how late this machine wakes a process that sleeps 1 ms: p99 in milliseconds."""
-    late, end = [], time.perf_counter() + seconds
-    while (begin := time.perf_counter()) < end:
-        time.sleep(0.001)
-        late.append(time.perf_counter() - begin - 0.001)
-    return 1e3 * float(np.quantile(late, 0.99))
+class OutOfTimeError(Exception):
+    """The minutes given are over; the journal keeps what was made."""
 
 
-async def _measure(
-    quick: bool, bundle: Path, sessions: list[Session], log: Any
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    floor, probes = noise_floor(), 2 if quick else 5
-    async with Fleet(INSTANCES, bundle, CANDIDATES, FIRST_ID, NUM_ITEMS) as fleet:
-        await fleet.configure(MEMORY | VARIANTS["without"], 256, expander=False)
-        length, inline_ms = await length_of_time(
-            fleet, 1e3 * INLINE_SHARE * SLO, 64, MODEL["max_len"] // 2
+@dataclass(frozen=True)
+class Setting:
+    """The sizes of a benchmark, full or quick."""
+
+    model: dict[str, Any]
+    lengths: tuple[int, ...]
+    truncated: int  # behaviours of W4
+    groups: dict[str, tuple[str, ...]]  # further variants by length
+    reuse_lengths: tuple[int, ...]  # of trace N
+    users: int
+    sizes: Sizes
+    mix: int = 400
+    candidates: tuple[int, int] = (100, 500)
+    num_items: int = 5_000
+    device_mb: int = 1_024
+    host_mb: int = 4_096
+    slo: float = 0.08
+    longest_rate: float = 10.0
+    longest_users: int = 1_400
+    shortest: int = 256  # where the grid of lengths begins
+    circle: int = 1_024
+    overload: float = 1.5
+    recommend_rate: float = 10.0
+
+
+FULL = Setting(
+    model={
+        "kind": "hstu",
+        "dim": 64,
+        "blocks": 2,
+        "heads": 2,
+        "max_len": 6_144,
+        "time_buckets": 64,
+    },
+    lengths=(384, 512, 768, 1_024),
+    truncated=256,
+    groups={"512": ("W3",), "1024": ("W3", "W2", "W4")},
+    reuse_lengths=(512, 1_024),
+    users=4_096,
+    sizes=Sizes(),
+)
+QUICK = Setting(
+    model={
+        "kind": "hstu",
+        "dim": 16,
+        "blocks": 2,
+        "heads": 2,
+        "max_len": 256,
+        "time_buckets": 32,
+    },
+    lengths=(64, 96),
+    truncated=32,
+    groups={"96": ("W3",)},
+    reuse_lengths=(96,),
+    users=600,
+    sizes=Sizes(
+        probe=60,
+        verdict=480,  # with fewer LoadGen calls nothing VALID
+        ablation=60,
+        service=12,
+        lead_in=10,
+        attempts=1,
+        climb=0,
+        most_rate=60.0,
+    ),
+    mix=48,
+    candidates=(20, 50),
+    num_items=500,
+    device_mb=16,
+    host_mb=16,
+    slo=1.0,
+    longest_users=600,
+    shortest=64,
+    circle=64,
+)
+
+
+@dataclass(eq=False)
+class ServingBench:
+    """All parts over one work directory."""
+
+    setting: Setting
+    work: Path
+    console: Console
+    minutes: float | None = None
+    lengths: tuple[str, ...] = ()  # of sessions and no_reuse; all unless given
+    variants: tuple[str, ...] = ()
+    figures: Figures = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    ahead: float = 0.0  # minutes expected for the parts after the present one
+    part_ends: float = 0.0  # when the present part is expected to end
+
+    def __post_init__(self) -> None:
+        self.work.mkdir(parents=True, exist_ok=True)
+        logs = serving_trace.real_logs()
+        self.logs = logs or [serving_trace.synthetic_log()]
+        self.bundles = {False: self.work / "bundle", True: self.work / "bundle-truncated"}
+        for truncated, path in self.bundles.items():
+            self._write_bundle(path, truncated)
+        setting = self.setting
+        memory = ("--device-mb", str(setting.device_mb), "--host-mb", str(setting.host_mb))
+        self.deployment = Deployment(self.work, self.bundles, memory)
+        self.journal = Journal(self.work / "runs.jsonl")
+        self.runner = Runner(
+            self.deployment,
+            self.journal,
+            self.logs,
+            self.engine,
+            slo=setting.slo,
+            sizes=setting.sizes,
+            kept_bytes=RELAY.instances * (setting.device_mb + setting.host_mb) << 20,
+            log=self._note_run,
         )
-        # Long histories a second that keep all instances busy in line.
-        capacity = INSTANCES * 1e3 / inline_ms
-        shorter, shorter_ms = await length_of_time(fleet, 1e3 * SHORTER_SHARE * SLO, 64, length)
-        log(
-            f"{length} behaviours rank in line in {inline_ms:.1f} ms, {shorter} in "
-            f"{shorter_ms:.1f} ms; noise floor {floor:.2f} ms"
-        )
-        bench = Bench(fleet, sessions, QUICK if quick else FULL, length, log)
-        own = await bench.largest_rates(
-            ("relay", "without"), LOW_LOAD * capacity, 1.5 * capacity, probes
-        )
-        validated = {}
-        if loadgen_at_hand() and not quick:
-            validated = {
-                variant: await bench.valid_rate(variant, rate) for variant, rate in own.items()
-            }
-        elif not loadgen_at_hand():
-            log(
-                "MLPerf LoadGen is not installed (package mlcommons-loadgen): its verdicts are "
-                "left out"
+
+    def _write_bundle(self, path: Path, truncated: bool) -> None:
+        if path.is_dir():
+            return
+        model = dict(self.setting.model)
+        if truncated:
+            model["max_len"] = self.setting.truncated
+        with tempfile.TemporaryDirectory(dir=self.work) as folder:
+            random_bundle(
+                Path(folder) / "bundle",
+                model,
+                tasks=TASKS,
+                num_items=self.setting.num_items,
+                first_id=FIRST_ID,
+                noise=0.05,
             )
-        valid = bool(validated) and all(validated.values())
-        rates = validated if valid else own
-        rate = FIXED_LOAD * capacity
-        longest = min(2.4 * length, MODEL["max_len"])
-        lengths = await bench.longest_prefixes(
-            ("relay", "without"), rate, 0.6 * length, longest, min(4, probes)
-        )
-        for variant in ABLATIONS:
-            await bench.run(variant, rates["relay"] or 0.5 * capacity)
-        brief = await bench.largest_rates(
-            ("relay", "without"), LOW_LOAD * capacity, 2 * capacity, min(4, probes), shorter
-        )
-    return bench.rows, {
-        "slo_qps_ratio": rates["relay"] / rates["without"] if rates["without"] else float("inf"),
-        "max_prefix_ratio": lengths["relay"] / lengths["without"]
-        if lengths["without"]
-        else float("inf"),
-        "score_diff": max(row["score_diff"] for row in bench.rows),
-        "noise_floor_ms": floor,
-        # 0: LoadGen did not call both VALID, so the rates are those of our own generator.
-        "loadgen_valid": float(valid),
-        "slo_qps_relay": rates["relay"],
-        "slo_qps_without": rates["without"],
-        "slo_qps_ratio_own": own["relay"] / own["without"] if own["without"] else float("inf"),
-        "slo_qps_ratio_shorter": brief["relay"] / brief["without"]
-        if brief["without"]
-        else float("inf"),
-        "length_shorter": float(shorter),
-        "max_prefix_relay": float(lengths["relay"]),
-        "max_prefix_without": float(lengths["without"]),
-        "max_prefix_rate": rate,
-        "length": float(length),
-        "inline_ms": inline_ms,
-    }
+            shutil.move(Path(folder) / "bundle", path)
 
+    @cache  # noqa: B019  one bench a process
+    def engine(self, truncated: bool) -> Engine:
+        """Return an engine to compare with."""
+        import torch
 
-def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
-    """Measure, print the table, draw the curves next to the JSON."""
-    console = Console(highlight=False)
-    found = serving_trace.real_sessions()
-    name, sessions = (
-        found if found is not None else ("synthetic sessions", serving_trace.synthetic_sessions())
-    )
-    pages = float(np.mean([len(session.pages) for session in sessions]))
-    setting = QUICK if quick else FULL
-    console.print(
-        f"{INSTANCES} instances of one thread; HSTU {MODEL['dim']} wide, {MODEL['blocks']} "
-        "layers, two tokens a behaviour; "
-        f"{serving_trace.SHORT_SHARE:.0%} of users with {serving_trace.SHORT_LENGTH} behaviours; "
-        f"{CANDIDATES} candidates; ranking "
-        f"begins {1e3 * STAGES:.0f} ms after arrival, SLO {1e3 * SLO:.0f} ms; {setting.requests} "
-        "requests a run (LoadGen "
-        f"{setting.loadgen_requests}); {name}: {len(sessions):,} sessions of {pages:.1f} pages"
-    )
-    console.print("hits are device/host/joined/extended/inline", style="dim")
-    with tempfile.TemporaryDirectory() as folder, terminated_as_interrupted():
-        bundle = Path(folder) / "bundle"
-        random_bundle(bundle, MODEL, num_items=NUM_ITEMS, first_id=FIRST_ID)
+        torch.set_num_threads(1)
+        return Engine(self.bundles[truncated])
+
+    # ---- what is asked ---------------------------------------------------------------------------
+
+    def population(self, name: str) -> Population:
+        """Return the users of a length, `mix` or `wide`."""
+        users, items = self.setting.users, self.setting.num_items
+        if name in ("mix", "wide"):
+            sigma = 0.5 if name == "mix" else 1.0
+            most = min(2_048, self.setting.model["max_len"] // 2)
+            return Population(name, users, items, self.setting.mix, sigma, most)
+        return Population(name, users, items, int(name))
+
+    @cached_property
+    def session_groups(self) -> dict[str, list[Variant]]:
+        """Return the variants that each length compares on sessions."""
+        names = [*map(str, self.setting.lengths), "mix"]
+        found = {}
+        for name in names:
+            if self.lengths and name not in self.lengths:
+                continue
+            wanted = ("relay", "W1", *self.setting.groups.get(name, ()))
+            found[name] = [
+                VARIANTS[each] for each in wanted if not self.variants or each in self.variants
+            ]
+        return found
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def sessions(self) -> None:
+        """Compare the variants at every length on sessions."""
+        for name, variants in self.session_groups.items():
+            self._group(f"S {name}", Question(self.population(name), "S"), variants)
+
+    def no_reuse(self) -> None:
+        """Compare relay and in line where every user asks once."""
+        for length in self.setting.reuse_lengths:
+            name = str(length)
+            if not self.lengths or name in self.lengths:
+                variants = [VARIANTS["relay"], VARIANTS["W1"]]
+                self._group(f"N {name}", Question(self.population(name), "N"), variants)
+
+    def once(self) -> None:
+        """Measure the wide mix and many candidates, one verdict each."""
+        usual = self.setting.reuse_lengths[0]
+        for label, question in (
+            ("S wide", Question(self.population("wide"), "S")),
+            (
+                "S many candidates",
+                Question(self.population(str(usual)), "S", self.setting.candidates[1]),
+            ),
+        ):
+            for variant in (VARIANTS["relay"], VARIANTS["W1"]):
+                search = RateSearch(self.runner, question, [variant])
+                level = search.first_valid(variant)
+                rate = None if level is None else rate_of(level)
+                self.figures.setdefault("once", {}).setdefault(label, {})[variant.name] = rate
+
+    def longest(self) -> None:
+        """Find the longest history at a fixed rate."""
+        setting = self.setting
+        search = LengthSearch(
+            self.runner,
+            setting.longest_rate,
+            setting.longest_users,
+            setting.num_items,
+            setting.shortest,
+            setting.model["max_len"] - 64,
+        )
+        begins = {"relay": 3 * setting.lengths[-1] // 2, "W1": setting.lengths[-1]}
+        for name, begin in begins.items():
+            found = search.longest(VARIANTS[name], begin)
+            self.figures.setdefault("longest", {})[name] = found
+
+    def ablations(self) -> None:
+        """Switch trigger and host tier off where they must matter."""
+        population = self.population(str(self.setting.lengths[-1]))
+        rate = self._relay_rate(population)
+        overload = RunPlan(RELAY, population, "S", self.setting.overload * rate, "ablation")
+        self._ablate("trigger", overload, (), ("--no-trigger",))
+        circle = replace(population, name=f"{population.name}C", users=self.setting.circle)
+        bytes_each = self.engine(False).prefix_bytes(circle.length)
+        device_mb = max(1, round(circle.users * bytes_each / 4 / RELAY.instances) >> 20)
+        fixed = ("--device-mb", str(device_mb))
+        live = RunPlan(RELAY, circle, "C", rate, "ablation")
+        self._ablate("expander", live, fixed, (*fixed, "--host-mb", "0"))
+
+    def _ablate(self, name: str, plan: RunPlan, on: tuple[str, ...], off: tuple[str, ...]) -> None:
+        rows: dict[str, list[Row]] = {"with": [], "without": []}
+        for number in range(1, 4):
+            for word, flags in (("with", on), ("without", off)):
+                label = f"{word} {name}"
+                made = replace(plan, number=number, flags=flags, label=label)
+                rows[word].append(self.runner.run(made))
+        self.figures.setdefault("ablations", {})[name] = rows
+
+    def _relay_rate(self, population: Population) -> float:
+        """Return relay's rate on sessions, which must have been measured."""
+        rates = self.figures.get("groups", {}).get(f"S {population.name}", {}).get("rates", {})
+        if not rates.get("relay"):
+            search = RateSearch(self.runner, Question(population, "S"), [RELAY])
+            rates = search.rates()
+        if not rates["relay"]:
+            raise SlipstreamError("relay holds no rate at this length, so nothing can be ablated")
+        return float(rates["relay"])
+
+    def truncation(self) -> None:
+        """Measure what W4 loses in quality, where the data are at hand."""
+        source = find_ratings()
+        if source is None:
+            self.console.print("MovieLens latest-small is not in $SLIPSTREAM_DATA: no AUC of W4")
+            return
+        self.deployment.close()
+        quick = self.setting is QUICK
+        lengths = (self.setting.truncated, self.setting.lengths[-1])
+        kept = self.work / "auc.json"
+        if not kept.is_file():
+            found = measure_auc(self.work / "auc", source, lengths, 1 if quick else 12)
+            write_json(kept, found)
+        self.figures["truncation"] = read_json(kept)
+
+    def recommend(self) -> None:
+        """Compare the cascade of `/v1/recommend` with and without the relay."""
+        population = self.population(str(self.setting.lengths[-1]))
+        found: dict[str, list[float]] = {"with": [], "without": []}
+        for number in range(1, 4):
+            for word, name in (("with", "relay"), ("without", "W1")):
+                plan = RunPlan(
+                    VARIANTS[name],
+                    population,
+                    "N",
+                    self.setting.recommend_rate,
+                    "recommend",
+                    number,
+                    self.setting.candidates[0],
+                )
+                p99 = self.runner.run(plan)["p99_ms"]
+                found[word].append(float("inf") if p99 is None else p99)
+        self.figures["recommend"] = {word: median(each) for word, each in found.items()}
+
+    def hit(self) -> None:
+        """Measure a served hit by its own benchmark."""
+        from benchmarks.hit import run
+
+        self.deployment.close()
+        kept = self.work / "hit.json"
+        self.figures["hit"] = run(self.setting is QUICK, kept)
+
+    def _group(self, label: str, question: Question, variants: Sequence[Variant]) -> None:
+        """Search the rates of variants that answer one question, and compare with ideal queues."""
+        search = RateSearch(self.runner, question, variants)
+        rates = search.rates()
+        ideal = {}
+        for variant in variants:
+            rate = rates[variant.name]
+            if rate is None:
+                continue
+            rows = search.verdicts(variant, rate)
+            share = sum(row["computed_share"] for row in rows) / len(rows)
+            ideal[variant.name] = search.ideal_rate(variant, min(1.0, share))
+        self.figures.setdefault("groups", {})[label] = {"rates": rates, "ideal": ideal}
+
+    # ---- progress --------------------------------------------------------------------------------
+
+    def _note_run(self, sentence: str) -> None:
+        now = time.monotonic()
+        spent = (now - self.began) / 60
+        left = self.ahead + max(0.0, self.part_ends - now) / 60
+        self.console.print(
+            f"{spent:.1f} min, about {left:.0f} left: {sentence}", style="dim", markup=False
+        )
+        if self.minutes is not None and spent > self.minutes:
+            raise OutOfTimeError
+
+    def expected_minutes(self, part: str) -> float:
+        """Return about how long a part takes where nothing is in the journal."""
+        minutes = EXPECTED_MINUTES[part] * (0.1 if self.setting is QUICK else 1.0)
+        if part == "sessions":
+            every = len(self.setting.lengths) + 1
+            asked = sum(len(variants) for variants in self.session_groups.values())
+            full = 2 * every + sum(map(len, self.setting.groups.values()))
+            return minutes * asked / full
+        return minutes
+
+    def run_parts(self, parts: Sequence[str]) -> bool:
+        """Measure parts one after the other; False where the minutes were over before the end."""
+        work: dict[str, Callable[[], None]] = {name: getattr(self, name) for name in PARTS}
         try:
-            rows, claims = asyncio.run(_measure(quick, bundle, sessions, console.print))
-        except KeyboardInterrupt:
-            if LOADGEN_RUNS.is_set():  # its thread would call into an interpreter that is gone
-                shutil.rmtree(folder, ignore_errors=True)
-                os._exit(130)
-            raise
-    if json_path is not None:
-        draw(rows, json_path.with_suffix(".png"), SLO)
-    return finish("serving", rows, claims, json_path)
+            self.figures["noise_floor_ms"] = noise_floor()
+            for place, part in enumerate(parts):
+                self.ahead = sum(self.expected_minutes(each) for each in parts[place + 1 :])
+                self.part_ends = time.monotonic() + 60 * self.expected_minutes(part)
+                self.console.print(f"{part}: part {place + 1} of {len(parts)}")
+                work[part]()
+        except OutOfTimeError:
+            self.console.print("the minutes are over; the same command goes on from here")
+            return False
+        finally:
+            self.deployment.close()
+        return True

@@ -32,6 +32,7 @@ def random_bundle(
     ids: Sequence[int] | Sequence[str] | None = None,
     about_items: Mapping[str, Any] | None = None,
     rules: Mapping[str, Any] | None = None,
+    popular: Mapping[int, Sequence[int]] | None = None,
     timed: bool = True,
     seed: int = 0,
     noise: float = 0.0,
@@ -39,7 +40,8 @@ def random_bundle(
     """Write the bundle and return its version.
 
     Item ids start at `first_id`, or are `ids`; `about_items` are further columns of the vocabulary,
-    `rules` further keys of the recipe; `noise` is added to all weights, so that each matters.
+    `rules` further keys of the recipe, `popular` the most popular rows by window of days; `noise`
+    is added to all weights, so that each matters.
     """
     config = ModelConfig.model_validate(model)
     item_features, user_features = item_features or {}, user_features or {}
@@ -66,6 +68,9 @@ def random_bundle(
         )
     for name, size in item_features.items():
         tensors[f"codes/{name}"] = torch.randint(0, size, (num_items,), generator=generator)
+    for days, rows_K in (popular or {}).items():
+        tensors[f"popular/{days}/rows"] = torch.tensor(rows_K, dtype=torch.int64)
+        tensors[f"popular/{days}/counts"] = torch.arange(len(rows_K), 0, -1)
     recipe: dict[str, Any] = {
         "task": task,
         "model": config.model_dump(mode="json"),

@@ -1,249 +1,186 @@
-"""One fleet driven through variants, rates and lengths, and the search for the largest that holds.
+"""The largest rate, or the longest history, that a variant holds: search, verdicts, turns.
 
-Every run of a variant gets fresh instances and the same trace. Its length is a number of requests,
-not of seconds, because a 99th percentile needs a number: of `requests` a hundredth may miss. A run
-that has missed more ends there, since its verdict is certain. The trace begins in the middle of
-sessions, but fresh instances know no user: the first `WARM_UP` seconds, which do not count, let
-them see those users once. Where nothing is cached two seconds are enough. The searches of two
-variants take turns, so that a slow minute meets both, and a miss counts when it happens twice, so
-that a disturbance does not decide a bisection. Both variants are treated alike. Touch this when the
-search or its rows change.
+Rates and lengths lie on a grid of ratio 1.15; a level is a place on it. Our own generator finds
+the level at which LoadGen begins; LoadGen's verdicts decide. Touch this when the protocol's search
+changes.
 """
 
-import tempfile
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from statistics import median
 
-import numpy as np
+from benchmarks.serving.ideal_queue import inline_rate, relay_rate
+from benchmarks.serving.runs import Row, Runner, RunPlan
+from benchmarks.serving.server import Variant
+from benchmarks.serving.users import Population
 
-from benchmarks.serving import trace as serving_trace
-from benchmarks.serving.load import Cascade, Outcome, Route, loadgen_server, open_loop
-from benchmarks.serving.trace import Histories, Session
-from benchmarks.serving.worker import Fleet
+STEP = 1.15
+LOWEST_RATE = 5.0
+BEGIN = 0.8  # of the ideal queue's rate: where a search begins
+VERDICTS, NEEDED = 3, 2
+PROBES = 2  # a run that does not hold is repeated once
 
-WARM_UP, SHORT_WARM_UP = (
-    8.0,
-    2.0,
-)  # seconds of the trace before what counts; the latter where nothing is kept
-HITS = ("device", "host", "joined", "extended", "inline")
+
+def level_of(rate: float) -> int:
+    """Return the largest level whose rate is not above `rate`."""
+    return math.floor(math.log(rate) / math.log(STEP) + 1e-9)
+
+
+def rate_of(level: int) -> float:
+    """Return the rate of a level."""
+    return float(STEP**level)
+
+
+LOWEST_LEVEL = level_of(LOWEST_RATE) + 1
+
+
+def largest_held(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int | None:
+    """Return the largest level that holds, None where even `low` does not.
+
+    Goes two levels at a time until one holds and one does not, then tries the one between.
+    """
+    level = min(high, max(low, begin))
+    if holds(level):
+        while level < high and holds(min(high, level + 2)):
+            level = min(high, level + 2)
+        return level + 1 if level < high and holds(level + 1) else level
+    while level > low:
+        level = max(low, level - 2)
+        if holds(level):
+            return level + 1 if holds(level + 1) else level
+    return None
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every run of a benchmark shares."""
+class Question:
+    """What a group of variants is asked: users, trace, candidates."""
 
-    slo: float  # seconds of the ranking stage, 99th percentile
-    stages: float  # seconds from arrival to ranking
-    requests: int  # of one run
-    most_seconds: float  # a run at a low rate ends here, with fewer requests
-    memory: dict[str, Any]
-    variants: dict[str, dict[str, Any]]
-    # LoadGen believes in a 99th percentile with 99 % confidence: 3 misses of 1,001, 1 of 662
-    loadgen_requests: int = 1010
-    loadgen_seconds: float = 130.0
+    population: Population
+    trace: str
+    candidates: int = 100
 
-
-@dataclass
-class Bench:
-    """A fleet, a trace and the rows of all runs so far."""
-
-    fleet: Fleet
-    sessions: list[Session]
-    setting: Setting
-    length: int
-    log: Callable[[str], None]
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    async def run(
-        self, variant: str, rate: float, length: int | None = None, *, loadgen: bool = False
-    ) -> Outcome:
-        """Run a variant once on fresh instances and keep a row.
-
-        The first seconds of the trace warm up and do not count.
-        """
-        setting, length = self.setting, self.length if length is None else length
-        config = setting.memory | setting.variants[variant]
-        measured = await self.fleet.configure(config, length, expander=variant != "expander off")
-        outcome = Outcome(rate, setting.slo)
-        count = setting.loadgen_requests if loadgen else setting.requests
-        seconds = min(count / rate, setting.loadgen_seconds if loadgen else setting.most_seconds)
-        # The same trace for every variant at this rate; LoadGen makes its own times and may ask for
-        # somewhat more.
-        requests = serving_trace.replay(
-            self.sessions, rate, (2 if loadgen else 1.3) * (WARM_UP + seconds), seed=1
+    def plan(self, variant: Variant, rate: float, number: int, kind: str) -> RunPlan:
+        """Return a run of a variant."""
+        return RunPlan(
+            variant,
+            self.population,
+            self.trace,
+            rate,
+            kind,  # type: ignore[arg-type]
+            number,
+            self.candidates,
         )
-        requests = serving_trace.poisson(requests, rate, seed=1)
-        skipped = 0.0 if config.get("relay", True) else WARM_UP - SHORT_WARM_UP
-        warm = [
-            replace(request, at=_rising(request.at - skipped))
-            for request in requests
-            if skipped <= request.at < WARM_UP
-        ]
-        requests = [
-            replace(request, at=request.at - WARM_UP)
-            for request in requests
-            if request.at >= WARM_UP
-        ]
-        cascade = self._cascade(variant, length, Outcome(rate), setting.slo)
-        await open_loop(cascade, warm)
-        before = await self.fleet.stats()
-        cascade.outcome = outcome
-        if loadgen:
-            with tempfile.TemporaryDirectory() as folder:
-                await loadgen_server(cascade, requests, rate, seconds, Path(folder))
-        else:
-            await open_loop(
-                cascade, [request for request in requests if request.at < seconds], give_up=True
-            )
-        after = await self.fleet.stats()
-        change = {name: after[name] - before.get(name, 0.0) for name in after}
-        row = _row(variant, length, outcome, change, measured) | {
-            "score_diff": await self.fleet.score_diff()
+
+
+class RateSearch:
+    """The search of one group: variants that answer the same question."""
+
+    def __init__(self, runner: Runner, question: Question, variants: Sequence[Variant]) -> None:
+        self.runner, self.question, self.variants = runner, question, variants
+
+    def first_valid(self, variant: Variant) -> int | None:
+        """Return the largest level at or below the search's that LoadGen calls VALID."""
+        sizes = self.runner.sizes
+        rate = min(sizes.most_rate, BEGIN * self.ideal_rate(variant))
+        begin = max(LOWEST_LEVEL, level_of(max(LOWEST_RATE, rate)))
+        level = largest_held(
+            lambda each: self._holds(variant, each), begin, LOWEST_LEVEL, begin + sizes.climb
+        )
+        while level is not None and level >= LOWEST_LEVEL:
+            if self._valid(variant, level, 1):
+                return level
+            level -= 1
+        return None
+
+    def rates(self) -> dict[str, float | None]:
+        """Return the rate of each variant that two of three verdicts call VALID."""
+        levels = {variant.name: self.first_valid(variant) for variant in self.variants}
+        for number in range(2, VERDICTS + 1):
+            for variant in self.variants:
+                level = levels[variant.name]
+                if level is not None:
+                    self._valid(variant, level, number)
+        return {
+            variant.name: self._confirmed(variant, levels[variant.name])
+            for variant in self.variants
         }
-        self.rows.append(row)
-        self.log(
-            f"{variant:>18} {rate:6.1f}/s {length:5d} behaviours: {row['requests']:4d} requests, "
-            f"p99 {row['p99_ms']:6.1f} ms, "
-            f"within SLO {row['within_slo']:.3f}, hits {row['hits']}, {row['from_host']} from the "
-            f"host, wasted {row['wasted']}, "
-            f"late {row['late']}  {row['verdict']}"
+
+    def ideal_rate(self, variant: Variant, computed_share: float = 1.0) -> float:
+        """Return the ideal queue's rate of a variant's measured service times."""
+        times = self.service(variant)["samples"]
+        slo = self.runner.slo
+        if not variant.preinfer:
+            return inline_rate(times["rank_s"], variant.instances, slo)
+        both, hits = median(times["rank_s"]), times["hit_s"]
+        prefill = [max(0.0, both - median(hits))]
+        return relay_rate(hits, prefill, computed_share, variant.instances, slo)
+
+    def service(self, variant: Variant) -> Row:
+        """Return the measured service times of a variant."""
+        return self.runner.run(self.question.plan(variant, 0.0, 1, "service"))
+
+    def verdicts(self, variant: Variant, rate: float) -> list[Row]:
+        """Return the verdicts on a rate that were made."""
+        plans = [
+            self.question.plan(variant, rate, number, "verdict")
+            for number in range(1, VERDICTS + 1)
+        ]
+        return [self.runner.run(plan) for plan in plans if self.runner.known(plan)]
+
+    def _confirmed(self, variant: Variant, level: int | None) -> float | None:
+        """Go down until two of three verdicts are VALID."""
+        while level is not None and level >= LOWEST_LEVEL:
+            valid = [self._valid(variant, level, number) for number in range(1, VERDICTS + 1)]
+            if sum(valid) >= NEEDED:
+                return rate_of(level)
+            level -= 1
+        return None
+
+    def _holds(self, variant: Variant, level: int) -> bool:
+        plans = (
+            self.question.plan(variant, rate_of(level), number, "probe")
+            for number in range(1, PROBES + 1)
         )
-        return outcome
+        return any(self.runner.run(plan)["holds"] for plan in plans)
 
-    def _cascade(self, variant: str, length: int, outcome: Outcome, slo: float) -> Cascade:
-        routes: dict[str, Route] = {"affinity off": "random", "without": "least work"}
-        histories = Histories(length, 0, 1, (), self.fleet.max_len)
-        route = routes.get(variant, "affinity")
-        return Cascade(
-            self.fleet,
-            stages=self.setting.stages,
-            slo=slo,
-            route=route,
-            outcome=outcome,
-            size=histories.length_of,
+    def _valid(self, variant: Variant, level: int, number: int) -> bool:
+        plan = self.question.plan(variant, rate_of(level), number, "verdict")
+        return bool(self.runner.run(plan)["verdict"] == "VALID")
+
+
+class LengthSearch:
+    """The longest history at a fixed rate."""
+
+    def __init__(
+        self, runner: Runner, rate: float, users: int, num_items: int, first: int, most: int
+    ) -> None:
+        self.runner, self.rate, self.users, self.num_items = runner, rate, users, num_items
+        self.first, self.highest = first, math.floor(math.log(most / first) / math.log(STEP))
+
+    def length_of(self, level: int) -> int:
+        """Return the behaviours of a level: a multiple of 16."""
+        return round(self.first * STEP**level / 16) * 16
+
+    def longest(self, variant: Variant, begin: int) -> int:
+        """Return the longest history that LoadGen calls VALID, 0 where none is."""
+        level = largest_held(
+            lambda each: any(
+                self.runner.run(self._plan(variant, each, "probe", number))["holds"]
+                for number in range(1, PROBES + 1)
+            ),
+            round(math.log(begin / self.first) / math.log(STEP)),
+            0,
+            self.highest,
         )
+        while level is not None and level >= 0:
+            if self.runner.run(self._plan(variant, level, "verdict", 1))["verdict"] == "VALID":
+                return self.length_of(level)
+            level -= 1
+        return 0
 
-    async def holds(self, variant: str, rate: float, length: int | None = None) -> bool:
-        """Check whether a variant holds the SLO in one of two runs."""
-        return (await self.run(variant, rate, length)).holds or (
-            await self.run(variant, rate, length)
-        ).holds
-
-    async def largest_rates(
-        self,
-        variants: Sequence[str],
-        low: float,
-        high: float,
-        probes: int,
-        length: int | None = None,
-    ) -> dict[str, float]:
-        """Find each variant's largest rate that holds the SLO, 0 where none does."""
-        searches = {variant: Bisection(low, high) for variant in variants}
-        for _ in range(probes):
-            for variant, search in searches.items():
-                search.note(await self.holds(variant, search.middle, length))
-        return {variant: search.best for variant, search in searches.items()}
-
-    async def longest_prefixes(
-        self, variants: Sequence[str], rate: float, low: float, high: float, probes: int
-    ) -> dict[str, int]:
-        """Find each variant's longest history that holds the SLO at a fixed rate."""
-        searches = {variant: Bisection(low, high) for variant in variants}
-        for _ in range(probes):
-            for variant, search in searches.items():
-                search.note(await self.holds(variant, rate, whole(search.middle)))
-        return {variant: whole(search.best) for variant, search in searches.items()}
-
-    async def valid_rate(
-        self, variant: str, rate: float, steps: int = 4, step: float = 0.85
-    ) -> float:
-        """Find the rate, or the next smaller one, that LoadGen calls VALID; 0 where none is."""
-        for _ in range(steps if rate else 0):
-            if (await self.run(variant, rate, loadgen=True)).verdict == "VALID":
-                return rate
-            rate *= step
-        return 0.0
-
-
-def _rising(at: float) -> float:
-    """Begin the warm-up at half the rate: while no user is known, requests cost the most."""
-    return 2 * at if at < WARM_UP / 2 else at + WARM_UP / 2
-
-
-def whole(length: float) -> int:
-    """Round a length to a multiple of 16 behaviours."""
-    return round(length / 16) * 16
-
-
-@dataclass
-class Bisection:
-    """A search by ratio for the largest value that holds; `best` is 0 where none does."""
-
-    low: float
-    high: float
-    best: float = 0.0
-
-    @property
-    def middle(self) -> float:
-        """The next value to try."""
-        return (self.low * self.high) ** 0.5
-
-    def note(self, holds: bool) -> None:
-        """Record whether the middle value holds."""
-        if holds:
-            self.best = self.low = self.middle
-        else:
-            self.high = self.middle
-
-
-async def length_of_time(
-    fleet: Fleet, milliseconds: float, low: int, high: int
-) -> tuple[int, float]:
-    """Find the longest history whose in-line ranking stays within a time, and its time."""
-    search, taken = Bisection(low, high), 0.0
-    for _ in range(7):
-        length = whole(search.middle)
-        now = await fleet.inline_ms(length)
-        search.note(now <= milliseconds)
-        taken = now if now <= milliseconds else taken
-    return whole(search.best or low), taken
-
-
-def _row(
-    variant: str, length: int, outcome: Outcome, change: dict[str, float], measured: dict[str, Any]
-) -> dict[str, Any]:
-    refused = {
-        name.removeprefix("refused_"): int(n)
-        for name, n in change.items()
-        if name.startswith("refused_") and n
-    }
-    return {
-        "variant": variant,
-        "load": "LoadGen" if outcome.verdict else "own",
-        "rate": outcome.offered,
-        "length": length,
-        "requests": len(outcome.latencies),
-        "p50_ms": outcome.percentile(0.5),
-        "p99_ms": outcome.percentile(0.99),
-        "within_slo": outcome.goodput,
-        "verdict": outcome.verdict
-        or ("holds" if outcome.holds else "misses, ended early" if outcome.cut_short else "misses"),
-        "hits": "/".join(str(outcome.hits[name]) for name in HITS),
-        "from_host": int(
-            change.get("prefixes_reloaded", 0) + change.get("prefixes_extended_from_host", 0)
-        ),
-        "wasted": int(change.get("wasted", 0)),
-        "late": int(change.get("late", 0)),
-        "samples": {
-            "latencies_ms": [
-                round(1e3 * latency, 3) if np.isfinite(latency) else None
-                for latency in outcome.latencies
-            ],
-            "refused": refused,
-            "errors": dict(outcome.errors),
-            "predicted_ms": {name: measured[name] for name in ("inline_ms", "hit_ms")},
-            "instances": change,
-        },
-    }
+    def _plan(self, variant: Variant, level: int, kind: str, number: int) -> RunPlan:
+        length = self.length_of(level)
+        population = Population(f"{length}L", self.users, self.num_items, length)
+        question = Question(population, "S")
+        return replace(question.plan(variant, self.rate, number, kind))
