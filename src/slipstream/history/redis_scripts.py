@@ -101,9 +101,9 @@ for place = 1, #later do found[place + 4] = later[place] end
 return found
 """
 
-# KEYS: hash, blocks. ARGV: born; packings so far; packed; number behind the blocks that were packed;
-# where the next packing begins; then first number and bytes of each block. Does nothing if the user
-# is another one, or the blocks are no longer those that were read: packed, or trimmed, by others.
+# KEYS: hash, blocks. ARGV: born; packings so far; packed; number behind the packed blocks; where
+# the next packing begins; then first number and bytes of each block. Does nothing if the user is
+# another one, or the blocks are not those that were read: others packed or trimmed them.
 PACK = """
 local stored = redis.call('HMGET', KEYS[1], 'born', 'packings', 'packed')
 if stored[1] ~= ARGV[1] or (stored[2] or '0') ~= ARGV[2] or stored[3] ~= ARGV[3] then return 0 end
