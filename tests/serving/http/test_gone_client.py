@@ -50,6 +50,22 @@ def test_a_quick_answer_never_looks():
     run(whole())
 
 
+def test_a_server_that_repeats_the_body_does_not_keep_the_watch_busy():
+    async def whole() -> int:
+        looks = 0
+
+        async def receive() -> dict[str, str]:
+            nonlocal looks
+            looks += 1
+            return {"type": "http.request"}
+
+        async with GoneClient(receive):
+            await asyncio.sleep(0.05)
+        return looks
+
+    assert run(whole()) == 1
+
+
 def test_a_slow_answer_ends_its_watch():
     async def whole() -> set[Any]:
         async with GoneClient(never):
