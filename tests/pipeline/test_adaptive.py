@@ -96,6 +96,17 @@ def test_a_search_keeps_the_plain_loop_where_no_schedule_is_faster():
     assert choice.schedule is None and tried[-2:] == [None, "dual_buffer"]
 
 
+def test_a_search_does_not_cut_steps_that_exchange_nothing():
+    def trial(schedule):
+        if schedule is None:
+            return adaptive.Trial(1.0, 0.4)
+        return adaptive.Trial(0.7, 0.1, probe(1, 0.7, 0.6, 0.01, table=0.5, longest=0.9))
+
+    choice, tried = searched(trial)
+    assert tried == [None, "dual_buffer", None, "dual_buffer"]
+    assert choice.schedule == make_schedule("dual_buffer", buffers_ahead=2)
+
+
 def test_a_search_of_one_schedule_compares_that_one():
     for name in ("dual_buffer", "frozen_window"):
         trial = machine(adaptive.Trial(1.0, 0.2), **{name: lambda _: (0.9, 0.1)})

@@ -39,7 +39,7 @@ def train(*tables, steps=6, seed=0, width=300):
             table.apply(keys, grads, 0.1)
 
 
-def same(one, other, keys=None):
+def assert_same_rows(one, other, keys=None):
     keys = torch.arange(ROWS) if keys is None else keys
     mine, twins = one.read(keys), other.read(keys)
     assert torch.equal(mine.weights_UD, twins.weights_UD)

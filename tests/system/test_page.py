@@ -252,6 +252,7 @@ def test_an_instance_is_killed_and_seen_to_recover(web: Watched):
     told.get_by_text("i-1: ready → down").wait_for()
     told.get_by_text("i-1: down → ready").wait_for()
     row.get_by_text("ready").wait_for()
+    assert row.get_by_role("button", name="kill").is_enabled()
 
 
 def test_a_slice_leads_to_its_people_and_they_to_recommend(web: Watched):

@@ -11,7 +11,7 @@ import torch
 from slipstream.errors import SlipstreamError
 from slipstream.tables import disk_files
 from slipstream.tables.row_optimizers import RowwiseAdagrad
-from tests.support.table_samples import DIM, ROWS, disk, memory, same, train
+from tests.support.table_samples import DIM, ROWS, assert_same_rows, disk, memory, train
 
 
 def test_a_table_opens_as_it_was_flushed(tmp_path):
@@ -21,12 +21,12 @@ def test_a_table_opens_as_it_was_flushed(tmp_path):
     train(table, later, seed=2)
     table.close()  # without a flush: what came after is lost, whether it had left the cache or not
     again = disk(tmp_path)
-    same(again, flushed)
+    assert_same_rows(again, flushed)
     train(again, flushed, seed=2)
-    same(again, later)
+    assert_same_rows(again, later)
     again.flush()
     again.close()
-    same(disk(tmp_path), later)
+    assert_same_rows(disk(tmp_path), later)
 
 
 def test_a_new_table_that_was_never_flushed_opens_new(tmp_path):
@@ -34,7 +34,7 @@ def test_a_new_table_that_was_never_flushed_opens_new(tmp_path):
     train(table)
     assert any(path.suffix == ".rows" for path in tmp_path.iterdir())
     table.close()
-    same(disk(tmp_path), memory())
+    assert_same_rows(disk(tmp_path), memory())
     assert not any(path.suffix == ".rows" for path in tmp_path.iterdir())
 
 
@@ -62,7 +62,7 @@ def test_another_kind_of_table_is_refused_and_the_old_one_stays(tmp_path, change
     table.close()
     with pytest.raises(SlipstreamError, match=words):
         disk(tmp_path, **change)
-    same(disk(tmp_path), twin)
+    assert_same_rows(disk(tmp_path), twin)
 
 
 def test_one_writer_at_a_time(tmp_path):
@@ -138,12 +138,12 @@ def test_a_disk_that_fills_up_while_flushing_keeps_the_last_flush(tmp_path, monk
             SlipstreamError, match=r"could not flush table 'item' to .*: No space left on device"
         ):
             table.flush()
-    same(table, live)
+    assert_same_rows(table, live)
     train(table, live, seed=6)  # with room again it goes on as if nothing had happened
-    same(table, live)
+    assert_same_rows(table, live)
     table.close()
     reopened = disk(tmp_path)
-    same(reopened, flushed)
+    assert_same_rows(reopened, flushed)
     reopened.close()
 
 
@@ -173,7 +173,7 @@ def test_a_really_full_disk(tmp_path):
         opened = disk(small)
         assert opened._files.generation >= 1
         if opened._files.generation == 1:
-            same(opened, flushed)
+            assert_same_rows(opened, flushed)
         opened.close()
     finally:
         subprocess.run(["umount", str(small)], check=True, timeout=120)
@@ -202,9 +202,9 @@ def test_a_manifest_that_names_the_optimizer_rule_still_opens(tmp_path):
     with pytest.raises(SlipstreamError, match="has optimizer rowwise_adam, but rowwise_adagrad"):
         disk(tmp_path, RowwiseAdagrad())
     again = disk(tmp_path)
-    same(again, twin)
+    assert_same_rows(again, twin)
     train(again, twin, seed=1)
     again.flush()
     again.close()
     assert json.loads(path.read_text())["table"]["optimizer"] == "rowwise_adam"
-    same(disk(tmp_path), twin)
+    assert_same_rows(disk(tmp_path), twin)

@@ -14,7 +14,7 @@ from slipstream.tables.hashed_table import HashedTable
 from slipstream.tables.memory_table import MemoryTable
 from slipstream.tables.row_optimizers import DenseAdamW, RowwiseAdagrad, RowwiseAdam
 from slipstream.tables.slices import Placement, slice_of
-from tests.support.table_samples import DIM, ROWS, disk, memory, same, train
+from tests.support.table_samples import DIM, ROWS, assert_same_rows, disk, memory, train
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_small_cache_changes_nothing(tmp_path, optimizer, kernels, monkeypatch
     table, twin = disk(tmp_path, optimizer), memory(optimizer)
     assert table._cache.capacity < ROWS // 4
     train(table, twin)
-    same(table, twin)
+    assert_same_rows(table, twin)
     assert (
         table.counters["written"] > 500
         and table.counters["reads"] > 500
@@ -35,7 +35,7 @@ def test_a_small_cache_changes_nothing(tmp_path, optimizer, kernels, monkeypatch
     )
     table.flush()
     train(table, twin, seed=1)
-    same(table, twin)
+    assert_same_rows(table, twin)
     assert torch.equal(table.all_rows(), twin.all_rows())
     keys = torch.tensor([5, 2, 5, 2999, 0])
     assert torch.equal(table.gather(keys), twin.gather(keys))
@@ -63,7 +63,7 @@ def test_batches_larger_than_the_cache_are_served(tmp_path):
     )
     for each in (table, twin):
         each.write(torch.arange(ROWS), rows)
-    same(table, twin)
+    assert_same_rows(table, twin)
     table.close()
 
 
@@ -79,11 +79,11 @@ def test_touched_rows_come_by_slice_and_rebuild_the_table(tmp_path):
     copy = memory()
     for part, rows in chunks:
         copy.write(part, rows)
-    same(copy, twin)
+    assert_same_rows(copy, twin)
     saved = table.state_dict()
     train(table, seed=3)
     table.load_state_dict(saved)
-    same(table, twin)
+    assert_same_rows(table, twin)
     table.close()
 
 
@@ -99,15 +99,15 @@ def test_loading_other_rows_keeps_the_last_flush_until_the_next(tmp_path):
         **{f"state.{k}": v for k, v in other.state.items()},
     }
     table.load_state_dict(saved)
-    same(table, other)
+    assert_same_rows(table, other)
     train(table, seed=4)
     table.close()
     again = disk(tmp_path)
-    same(again, flushed)
+    assert_same_rows(again, flushed)
     again.load_state_dict(saved)
     again.flush()
     again.close()
-    same(disk(tmp_path), other)
+    assert_same_rows(disk(tmp_path), other)
 
 
 def test_ranks_hold_their_parts_in_files_of_slice_ranges(tmp_path, monkeypatch):
@@ -124,7 +124,7 @@ def test_ranks_hold_their_parts_in_files_of_slice_ranges(tmp_path, monkeypatch):
             Rows(rows.weights_UD[own], {name: value[own] for name, value in rows.state.items()}),
         )
         part.flush()
-        same(part, twin, own)
+        assert_same_rows(part, twin, own)
         assert torch.equal(torch.cat([keys for keys, _ in part.touched()]).sort().values, own)
         names = sorted(path.name for path in (tmp_path / str(rank)).glob("*.rows"))
         low, high = placement.slices(rank)
@@ -203,7 +203,7 @@ def test_reading_in_one_thread_while_another_trains(tmp_path):
     for thread in threads:
         thread.join(timeout=30)
     assert not failures
-    same(table, reference)
+    assert_same_rows(table, reference)
     table.close()
 
 

@@ -113,7 +113,7 @@ def test_places_by_tiles_are_those_of_the_whole_matrix(store, repeat, normalize,
     monkeypatch.setattr(collection, "CHUNK", 7)
     monkeypatch.setattr(evaluation, "SEEN_A_PASS", 30)
     batches = evaluation_batches(store, "test", max_len=8, batch_size=3)
-    passes = list(evaluation.asked_together(ours, batches, evaluation.ALONE))
+    passes = list(evaluation.group_queries(ours, batches, evaluation.ALONE))
     assert len(passes) > 1 and sum(len(asked.users_S) for asked in passes) == store.num_users
     for asked in passes:
         seen = seen_pairs(store, asked.users_S, asked.known_S) if repeat == "exclude" else None

@@ -101,8 +101,7 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
             f"1/{micro_batches} exposed ({_ms(predicted(whole, cut, micro_batches))} a step "
             "expected)"
         )
-    expected = predicted(whole, cut, micro_batches)
-    buffers = 2 if whole.table < expected < whole.longest_table else 1
+    buffers = _buffers(whole, predicted(whole, cut, micro_batches))
     why += f"; looking up takes {_ms(whole.table)}, at most {_ms(whole.longest_table)}"
     sentence = (
         f"schedule {schedule.name}: {micro_batches} micro-batches, {buffers} "
@@ -110,6 +109,11 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
     )
     ahead = buffers if schedule.buffers_ahead else None
     return make_schedule(schedule.name, micro_batches=micro_batches, buffers_ahead=ahead), sentence
+
+
+def _buffers(whole: Probe, expected: float) -> int:
+    """Return the buffers to fill ahead: two where only the longest retrievals exceed a step."""
+    return 2 if whole.table < expected < whole.longest_table else 1
 
 
 @dataclass(frozen=True)
@@ -151,15 +155,18 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
     """Yield what to try, take what it took, and return the choice.
 
     `candidates` are one schedule that does not cut batches, one that does, or both. Where the plain
-    loop has little to hide, nothing else is tried. A schedule is chosen only when it was faster in
-    a longer comparison with the plain loop.
+    loop has little to hide, nothing else is tried; where a step that is not cut exchanges little,
+    as on one rank, a cut one is not tried, because a cut hides nothing else. A schedule is chosen
+    only when it was faster in a longer comparison with the plain loop.
     """
     plain = yield Attempt(None, SHORT)
     if plain.waits < WORTH_TRYING:
         reason = f"lookups and exchange are {_percent(plain.waits)} of a step, too little to hide"
         return Choice(None, plain_because(reason))
-    trials = []
+    trials: list[tuple[Schedule, Trial]] = []
     for schedule in candidates:
+        if schedule.cuts_batches and trials and not _exchanges(trials[-1][1]):
+            continue
         trials.append((schedule, (yield Attempt(schedule, SHORT))))
     tried, trial = min(trials, key=lambda each: each[1].seconds)
     if trial.seconds > _CLOSE * plain.seconds:
@@ -177,12 +184,24 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
     )
 
 
+def _exchanges(trial: Trial) -> bool:
+    """Whether the steps of a schedule exchange enough for a cut to hide."""
+    found = trial.probe
+    return found is None or found.exchange + found.reduce >= WORTH_TRYING * found.step
+
+
 def _with_best_numbers(trials: Sequence[tuple[Schedule, Trial]]) -> Schedule:
     """Return the schedule to compare: of both kinds the one that `choose` predicts to be best."""
+    whole, whole_trial = trials[0]
+    assert whole_trial.probe is not None
     if len(trials) == 1:
-        return trials[0][0]
-    (whole, whole_trial), (cut, cut_trial) = trials
-    assert whole_trial.probe is not None and cut_trial.probe is not None
+        if whole.cuts_batches:
+            return whole
+        seen = whole_trial.probe
+        expected = max(seen.compute + seen.exchange + seen.reduce, seen.table)
+        return make_schedule(whole.name, buffers_ahead=_buffers(seen, expected))
+    cut, cut_trial = trials[1]
+    assert cut_trial.probe is not None
     best, _ = choose(cut, whole_trial.probe, cut_trial.probe)
     if best.micro_batches > 1:
         return best

@@ -166,12 +166,12 @@ def evaluate_retrieval(
     """Compute HR, NDCG and MRR over the full catalogue, by the recipe's `repeat` rule."""
     found, all_places = metrics.RankingMetrics(), [torch.empty(0, dtype=torch.float64)]
     slices = Breakdown(held_out_behaviours(store, recipe, which), item_counts(store, recipe))
-    for asked in asked_together(recommender, batches, ranks):
-        above_S, tied_S = target_places(recommender, store, recipe, asked)
-        for tile in asked.tiles():
+    for queries in group_queries(recommender, batches, ranks):
+        above_S, tied_S = target_places(recommender, store, recipe, queries)
+        for tile in queries.tiles():
             places = above_S[tile], tied_S[tile]
             found.add(*places)
-            slices.add(asked.known_S[tile], asked.targets_S[tile], *places)
+            slices.add(queries.known_S[tile], queries.targets_S[tile], *places)
             if own.metrics:
                 all_places.append(metrics.mean_places(*places))
     found.take_over(ranks.sum(found.sums()))
@@ -186,7 +186,7 @@ def evaluate_retrieval(
 
 
 @dataclass(frozen=True)
-class Asked:
+class CatalogueQueries:
     """Queries that share one pass over the catalogue, and the sizes of their batches."""
 
     queries_SD: torch.Tensor
@@ -201,9 +201,9 @@ class Asked:
             yield from places.split(QUERY_TILE)
 
 
-def asked_together(
+def group_queries(
     recommender: Recommends, batches: Iterator[JaggedBatch], ranks: Ranks
-) -> Iterator[Asked]:
+) -> Iterator[CatalogueQueries]:
     """Yield the queries of as many batches as memory allows. Collective: all ranks agree."""
     waiting: list[tuple[torch.Tensor, ...]] = []
     for batch in batches:
@@ -217,37 +217,37 @@ def asked_together(
         yield _join(waiting)
 
 
-def _join(waiting: list[tuple[torch.Tensor, ...]]) -> Asked:
+def _join(waiting: list[tuple[torch.Tensor, ...]]) -> CatalogueQueries:
     queries_SD, targets_S, users_S, known_S = (
         torch.cat(each) for each in zip(*waiting, strict=True)
     )
     sizes = [len(targets) for _, targets, *_ in waiting]
-    return Asked(queries_SD, targets_S, users_S, known_S, sizes)
+    return CatalogueQueries(queries_SD, targets_S, users_S, known_S, sizes)
 
 
 def target_places(
-    recommender: Recommends, store: SequenceStore, recipe: Recipe, asked: Asked
+    recommender: Recommends, store: SequenceStore, recipe: Recipe, queries: CatalogueQueries
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the items that score above each target, and those that tie (int64 [S] each).
 
     By `repeat: exclude` seen items do not compete, and a target among them is missed. Nothing as
     large as the catalogue's rows or scores is held. Collective.
     """
-    target_SD = recommender.item_vectors_CD(asked.targets_S)
-    scores_S = score_pairs(asked.queries_SD, target_SD)
+    target_SD = recommender.item_vectors_CD(queries.targets_S)
+    scores_S = score_pairs(queries.queries_SD, target_SD)
     seen = None
     if recipe.repeat == "exclude":
-        seen = seen_pairs(store, asked.users_S, asked.known_S)
+        seen = seen_pairs(store, queries.users_S, queries.known_S)
     above_S, tied_S = count_rivals(
-        asked.queries_SD,
+        queries.queries_SD,
         recommender.catalogue_tiles(),
-        asked.targets_S,
+        queries.targets_S,
         scores_S,
         None if seen is None else Pairs(*seen),
     )
     if seen is None:
         return above_S, tied_S
-    missed_S = seen.contains(asked.targets_S)
+    missed_S = seen.contains(queries.targets_S)
     return above_S.masked_fill(missed_S, metrics.MISSED), tied_S.masked_fill(missed_S, 0)
 
 

@@ -162,24 +162,11 @@ def _train(
 ) -> RunResult:
     """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
     replaced = Replacement()
-
-    def open_for_all() -> dict[str, Any]:
-        make_room(directory, recipe, store, replaced, own, force=force)
-        held.callback(replaced.restore)
-        if not directory.exists():
-            held.callback(remove_unstarted, directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        held.enter_context(sole_user(directory))
-        sweep(directory)
-        newest = latest(directory / "checkpoints")
-        threads = recorded_threads(directory, ranks.world)
-        return {
-            "earlier": open_directory(directory, recipe, store, own),
-            "newest": None if newest is None else newest.name,
-            "threads": None if newest is None else threads,
-        }
-
-    opened = ranks.on_first_rank(open_for_all)
+    opened = ranks.on_first_rank(
+        lambda: _open_run(
+            directory, recipe, store, replaced, held, world=ranks.world, own=own, force=force
+        )
+    )
     held.callback(torch.set_num_threads, torch.get_num_threads())
     reason = set_threads(recipe.train.threads or opened["threads"])
     edges = opened["earlier"].get(NUMBER_EDGES)
@@ -192,8 +179,7 @@ def _train(
     loader = held.enter_context(
         PrefetchingLoader(make_sampler(recipe, store, ranks), merge=recipe.train.accumulate)
     )
-    progress = Progress()
-    newest = None
+    progress, newest = Progress(), None
     if opened["newest"] is not None:
         newest = directory / "checkpoints" / opened["newest"]
         state = load_checkpoint(newest, recommender, optimizer, ranks)
@@ -231,6 +217,34 @@ def _train(
     session = TrainingSession(directory, recipe, in_all, progress, stop)
     called = Callbacks(callbacks, session, ranks)
     return _run(recorder, evaluates, stop, earlier, replaced, called)
+
+
+def _open_run(
+    directory: Path,
+    recipe: Recipe,
+    store: SequenceStore,
+    replaced: Replacement,
+    held: contextlib.ExitStack,
+    *,
+    world: int,
+    own: OwnFunctions,
+    force: bool,
+) -> dict[str, Any]:
+    """Open a run's directory for all ranks: what is known of an earlier session is returned."""
+    make_room(directory, recipe, store, replaced, own, force=force)
+    held.callback(replaced.restore)
+    if not directory.exists():
+        held.callback(remove_unstarted, directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    held.enter_context(sole_user(directory))
+    sweep(directory)
+    newest = latest(directory / "checkpoints")
+    threads = recorded_threads(directory, world)
+    return {
+        "earlier": open_directory(directory, recipe, store, own),
+        "newest": None if newest is None else newest.name,
+        "threads": None if newest is None else threads,
+    }
 
 
 def set_threads(count: int | None) -> str:

@@ -72,6 +72,7 @@ def test_an_explanation_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path
         explaining.cancel()
         while served.scheduler.waiting(Kind.EXPLORE):
             await asyncio.sleep(0.001)
+        assert explaining.cancelled()
 
     run(ask())
     served.close()

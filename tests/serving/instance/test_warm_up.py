@@ -16,8 +16,17 @@ def model(tmp_path: Path) -> Engine:
     return engine(tmp_path, max_len=100)
 
 
-def test_a_version_in_order_passes(model: Engine):
+def test_a_version_in_order_passes(model: Engine, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    rank = model.rank
+
+    def noted(*given: object, **more: object) -> object:
+        asked.append("rank")
+        return rank(*given, **more)
+
+    monkeypatch.setattr(model, "rank", noted)
     warm_up(model)
+    assert asked, "nothing was tried"
 
 
 def test_scores_that_are_no_numbers_are_refused(model: Engine, monkeypatch: pytest.MonkeyPatch):
