@@ -67,10 +67,17 @@ def test_a_bad_key_file_is_one_sentence(tmp_path, content, sentence):
         (["--tls-cert", "cert.pem"], "needs both --tls-cert and --tls-key"),
         (["--tls-cert", "cert.pem", "--tls-key", "key.pem"], "TLS key key.pem cannot be read"),
         (["--long", "1", "--long-from", "100"], "leaves at least one instance for short"),
+        (["--routers", "0"], "--routers 0 needs --listen-instances"),
+        (["--listen-instances", "0.0.0.0:9000"], "cannot share a history in SQLite"),
+        (
+            ["--listen-instances", "0.0.0.0:9000", "--history", "redis://127.0.0.1:1/0"],
+            "several machines need a cluster key",
+        ),
     ],
 )
 def test_serve_refuses_unsafe_or_impossible_flags(bundle, flags, sentence, capsys, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
+    monkeypatch.delenv("SLIPSTREAM_CLUSTER_KEY", raising=False)
     assert run_command(["serve", str(bundle), *flags]) == 1
     assert sentence in capsys.readouterr().err
 

@@ -225,7 +225,7 @@ def serve(
     Example: slipstream serve bundles/ml-1m --instances 2
     """
     need_serving_extra()
-    from slipstream.serving.cluster import describe_peers, read_cluster
+    from slipstream.serving.cluster_config import describe_peers, read_cluster
     from slipstream.serving.instance.instance_config import instance_settings
     from slipstream.serving.logs import configure_logs
     from slipstream.serving.start_checks import (

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.cluster import CLUSTER_KEY_VARIABLE, ClusterConfig
+from slipstream.serving.cluster_config import CLUSTER_KEY_VARIABLE, ClusterConfig
 from slipstream.serving.heartbeat import Heartbeat
 from slipstream.serving.http.process import (
     CANNOT_START,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ class PeerReader:
         self._written = dict(self._lists)
 
     def read(self) -> list[InstanceAddress]:
-        """Return the instances of all sources; of one name, the first."""
+        """Return the instances of all sources."""
         for source in self._sources:
             try:
                 self._lists[source.source] = source.read()
@@ -57,18 +57,15 @@ class PeerReader:
             except PeersError as error:
                 self._note(source.source, str(error))
         self._lists = {each.source: self._lists.get(each.source, []) for each in self._sources}
-        merged: dict[str, InstanceAddress] = {}
-        for peers in self._lists.values():
-            for peer in peers:
-                merged.setdefault(peer.name, peer)
+        merged = merge_peers(self._lists.values())
         try:
-            check_peers(list(merged.values()), "all lists together: it")
-            self._note("", "")
+            check_peers(merged, "the list of all peers")
         except PeersError as error:
-            self._note("", str(error))
-            return [peer for peers in self._written.values() for peer in peers]
+            self._note("the list of all peers", str(error))
+            return merge_peers(self._written.values())
+        self._note("the list of all peers", "")
         self._keep()
-        return list(merged.values())
+        return merged
 
     def _note(self, source: str, fault: str) -> None:
         """Log a fault once, and its end."""
@@ -76,7 +73,7 @@ class PeerReader:
         if fault and fault != before:
             log.warning("%s; the last good list stays in use", fault)
         elif before and not fault:
-            log.info("%s is read again", source or "the list of all peers")
+            log.info("%s is read again", source)
         self._faults[source] = fault
 
     def _keep(self) -> None:
@@ -90,6 +87,17 @@ class PeerReader:
                 beside.replace(self._kept)
             except OSError as error:
                 log.warning("the list of peers is not kept: %s", error)
+
+
+def merge_peers(lists: Iterable[list[InstanceAddress]]) -> list[InstanceAddress]:
+    """Return the instances of several lists; of two with one name or address, the first."""
+    merged: dict[str, InstanceAddress] = {}
+    urls: set[str] = set()
+    for peer in (peer for peers in lists for peer in peers):
+        if peer.name not in merged and peer.url not in urls:
+            merged[peer.name] = peer
+            urls.add(peer.url)
+    return list(merged.values())
 
 
 class Membership:

@@ -152,7 +152,7 @@ class PeersName:
         self._thread: threading.Thread | None = None
         self._peers: list[InstanceAddress] | PeersError | None = None
         self._due = 0.0
-        self.source = f"the name {name}"
+        self.source = f"the name {name}:{port}"
 
     def read(self) -> list[InstanceAddress]:
         """Return the instances at the name's addresses, as last resolved."""
