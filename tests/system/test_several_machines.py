@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class TwoMachines:
     """What the tests share: namespaces, deployments, the peers file, the scores that are right."""
 
     names: list[str]
+    card: str  # of machine b
     place: Path
     a: ServeProcess
     b: ServeProcess
@@ -97,7 +99,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
     ):
         b.wait_for("b-i-. is ready", 2)
         a.wait_for("router-0 is ready")
-        yield TwoMachines(link.names, place, a, b, peers, append_histories(a.url, model))
+        expected = append_histories(a.url, model)
+        yield TwoMachines(link.names, link.cards[1], place, a, b, peers, expected)
 
 
 def append_histories(url: str, model: Engine) -> dict[str, dict[str, list[float]]]:
@@ -245,6 +248,19 @@ def test_secrets_are_in_no_command_line(machines: TwoMachines):
             assert CLUSTER_KEY.encode() not in process.read_bytes()
         except OSError:
             continue
+
+
+def test_a_machine_that_cannot_be_reached_is_down_until_it_can(
+    machines: TwoMachines, client: Client
+):
+    before = machines.rank_all(client)
+    cable = ["ip", "-n", machines.names[1], "link", "set", machines.card]
+    subprocess.run([*cable, "down"], check=True, timeout=LONG)
+    wait_until(lambda: machines.fleet(client)["b-i-0"] == "down", LONG)
+    assert set(machines.rank_all(client).values()) == {"a-i-0"}
+    subprocess.run([*cable, "up"], check=True, timeout=LONG)
+    wait_until(lambda: machines.fleet(client)["b-i-0"] == "ready", LONG)
+    wait_until(lambda: machines.rank_all(client) == before, LONG)
 
 
 def test_a_machine_that_ends_finishes_what_it_has(machines: TwoMachines, client: Client):

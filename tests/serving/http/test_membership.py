@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.fake_instances import (
     Face,
     FakeInstance,
     answers,
+    log_lines,
     on_a_loop,
     serving,
     until,
@@ -204,9 +204,9 @@ def _replace(path: Path, *listed: InstanceAddress) -> None:
 
 
 def test_a_damaged_list_is_said_once_and_the_last_good_one_kept_even_by_the_next_router(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    caplog.set_level(logging.INFO)
+    lines = log_lines(monkeypatch)
     path, kept = tmp_path / "peers.yaml", tmp_path / "kept"
     one = InstanceAddress("b-i-0", "http://10.0.0.2:9000")
     _replace(path, one)
@@ -214,12 +214,12 @@ def test_a_damaged_list_is_said_once_and_the_last_good_one_kept_even_by_the_next
     assert reader.read() == [one]
     path.write_text("- {")
     assert reader.read() == reader.read() == [one]
-    assert len(caplog.records) == 1 and "the last good list stays in use" in caplog.text
+    assert len(lines) == 1 and "the last good list stays in use" in lines[0]
     assert PeerReader([PeersFile(path)], kept).read() == [one]
     assert PeerReader([PeersFile(path)]).read() == []
     _replace(path)
     assert reader.read() == []
-    assert "is read again" in caplog.text
+    assert "is read again" in lines[-1]
     kept.write_bytes(b"damaged")
     path.unlink()
     assert PeerReader([PeersFile(path)], kept).read() == []
@@ -236,8 +236,9 @@ def test_sources_are_merged_and_the_first_has_its_way(tmp_path: Path):
 
 
 def test_too_many_peers_of_all_sources_leave_the_list_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    lines = log_lines(monkeypatch)
     monkeypatch.setattr(peers_module, "MAX_PEERS", 2)
     path = tmp_path / "peers.yaml"
     one = InstanceAddress("b-i-0", "http://10.0.0.2:9000")
@@ -249,4 +250,4 @@ def test_too_many_peers_of_all_sources_leave_the_list_as_it_was(
     assert len(before) == 2
     _replace(path, one, other)
     assert reader.read() == before
-    assert "the list of all peers has 3 instances" in caplog.text
+    assert "the list of all peers has 3 instances" in lines[-1]
