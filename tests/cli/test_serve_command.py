@@ -67,10 +67,17 @@ def test_a_bad_key_file_is_one_sentence(tmp_path, content, sentence):
         (["--tls-cert", "cert.pem"], "needs both --tls-cert and --tls-key"),
         (["--tls-cert", "cert.pem", "--tls-key", "key.pem"], "TLS key key.pem cannot be read"),
         (["--long", "1", "--long-from", "100"], "leaves at least one instance for short"),
+        (["--routers", "0"], "--routers 0 needs --listen-instances"),
+        (["--listen-instances", "0.0.0.0:9000"], "cannot share a history in SQLite"),
+        (
+            ["--listen-instances", "0.0.0.0:9000", "--history", "redis://127.0.0.1:1/0"],
+            "several machines need a cluster key",
+        ),
     ],
 )
 def test_serve_refuses_unsafe_or_impossible_flags(bundle, flags, sentence, capsys, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
+    monkeypatch.delenv("SLIPSTREAM_CLUSTER_KEY", raising=False)
     assert run_command(["serve", str(bundle), *flags]) == 1
     assert sentence in capsys.readouterr().err
 
@@ -115,14 +122,16 @@ def test_serve_refuses_a_damaged_bundle_before_it_starts(bundle, capsys, monkeyp
     assert "export the bundle again" in output.err and "serving" not in output.out
 
 
-def test_flags_reach_instances_and_router(bundle, tmp_path, monkeypatch):
-    plans = []
+@pytest.fixture
+def plans(monkeypatch):
+    """What would be started, instead of starting it."""
+    found = []
 
     class Recorder:
         url, port = "http://127.0.0.1:1", 1
 
         def __init__(self, plan, log):
-            plans.append(plan)
+            found.append(plan)
 
         def run(self):
             pass
@@ -131,6 +140,10 @@ def test_flags_reach_instances_and_router(bundle, tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(supervisor, "Supervisor", Recorder)
+    return found
+
+
+def test_flags_reach_instances_and_router(bundle, tmp_path, plans):
     where = ["serve", str(bundle), "--history", f"sqlite:{tmp_path / 'h.db'}"]
     flags = "--threads 2 --slo-ms 50 --device-mb 3 --host-mb 0 --kv int8 --no-preinfer"
     flags += " --no-trigger"
@@ -145,3 +158,25 @@ def test_flags_reach_instances_and_router(bundle, tmp_path, monkeypatch):
     assert plans[0].router_settings["affinity"]
     assert not plans[1].router_settings["affinity"]
     assert not plans[1].instance_settings["model"]["relay"]
+
+
+def test_a_settings_file_says_where_the_machines_are(bundle, tmp_path, plans, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_HISTORY", "redis://127.0.0.1:1/0")
+    key, peers, settings = (tmp_path / name for name in ("key", "peers.yaml", "serve.yaml"))
+    key.write_text("a key that all machines of a cluster share\n")
+    key.chmod(0o600)
+    peers.write_text("[]")
+    lines = ["listen-instances: 127.0.0.1:9000", "machine: a", f"cluster-key-file: {key}"]
+    lines.append(f"peers: [{peers}, 'dns:relay.internal:9000']")
+    settings.write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["serve", str(bundle), "--settings", str(settings)]) == 0
+    assert run_command(
+        ["serve", "--instances", "0", "--peers", "peers.yaml", "--cluster-key-file", str(key)]
+    ) == 0  # fmt: skip
+    first, second = (plan.cluster for plan in plans)
+    assert (first.machine, first.listen) == ("a", ("127.0.0.1", 9000))
+    assert first.peers == (str(peers), "dns:relay.internal:9000")
+    assert first.instance_key() == second.instance_key()
+    assert (second.peers, plans[1].instances) == ((str(peers),), 0)
+    assert not plans[0].router_settings["alone"]

@@ -4,8 +4,11 @@ Deadlines and waits are long: they only end a test that hangs.
 """
 
 import contextlib
+import http.client
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +20,7 @@ import pytest
 
 from benchmarks.chaos.course import supervised
 from slipstream.errors import SlipstreamError
+from slipstream.serving.cluster_config import ClusterConfig
 from slipstream.serving.http.client import Client
 from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.http.process import CANNOT_START
@@ -400,3 +404,35 @@ def test_tickets_outlive_the_supervisor_and_their_key_is_in_no_command_line(tmp_
             for child in (*supervisor.instances, *supervisor.routers):
                 assert child.process is not None
                 assert key not in Path(f"/proc/{child.process.pid}/cmdline").read_bytes()
+
+
+def test_instances_that_other_machines_reach_want_the_key_and_linger_at_the_end(tmp_path: Path):
+    cluster = ClusterConfig("a key that all machines of a cluster share", "b", ("127.0.0.1", 0))
+
+    def ask(key: str) -> tuple[int, dict[str, object]]:
+        asked = http.client.HTTPConnection(address, timeout=LONG)
+        asked.request("GET", "/v1/status", headers={"x-api-key": key})
+        with contextlib.closing(asked), asked.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
+
+    with deployment(tmp_path, cluster=cluster, routers=0, linger=LONG) as supervisor:
+        assert [child.name for child in supervisor.instances] == ["b-i-0", "b-i-1"]
+        address = supervisor.addresses[1].removeprefix("http://")
+        assert [ask(key)[0] for key in ("", cluster.key)] == [401, 401]
+        assert ask(cluster.instance_key())[1]["draining"] is False
+        supervisor.stop()
+        wait_until(lambda: ask(cluster.instance_key())[1]["draining"] is True, LONG)
+        for _ in range(200):  # it accepts connections until routers of other machines know
+            assert ask(cluster.instance_key())[0] == 200
+        for child in supervisor.instances:
+            assert child.process is not None
+            child.process.kill()
+
+
+def test_a_port_for_other_machines_that_is_taken_is_one_sentence(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = ClusterConfig("a key that all machines share", "b", ("127.0.0.1", port))
+        plan = standin_plan(tmp_path, cluster=cluster, instances=1)
+        with pytest.raises(SlipstreamError, match="choose another --listen-instances"):
+            Supervisor(plan, lambda _sentence: None)

@@ -7,9 +7,12 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
+
+import pytest
 
 from slipstream.serving.http.api_keys import ApiKey, Keys
 from slipstream.serving.http.limits import Limits
@@ -187,6 +190,18 @@ def on_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         asyncio.run(test(*arguments, **named))
 
     return run
+
+
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that gets what serving logs from now on, wherever a command has sent logs before."""
+    lines: list[str] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(
+            logging.getLogger("slipstream.serving"),
+            level,
+            lambda sentence, *parts: lines.append(sentence % parts),
+        )
+    return lines
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -46,12 +46,46 @@ def serve(
         ),
     ] = "exact",
     instances: Annotated[
-        int, typer.Option(min=1, max=256, help="Instances, each with its own --threads.")
+        int,
+        typer.Option(
+            min=0, max=256, help="Instances, each with its own --threads; 0: those of --peers only."
+        ),
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="Torch threads of an instance.")] = 1,
     routers: Annotated[
-        int, typer.Option(min=1, max=64, help="Router processes on the same port.")
+        int,
+        typer.Option(
+            min=0, max=64, help="Router processes on the same port; 0: with --listen-instances."
+        ),
     ] = 1,
+    listen_instances: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT where routers of other machines reach the instances, each at the next "
+            "port; needs $SLIPSTREAM_CLUSTER_KEY or --cluster-key-file."
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instances of other machines: a file (YAML or JSON lines of name, url, pool), or "
+            "dns:NAME:PORT, each address an instance. Followed while serving; repeatable."
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of this machine among several, before the names of its instances; the "
+            "host's unless given."
+        ),
+    ] = None,
+    cluster_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key that all machines share, readable by its owner only; or "
+            "$SLIPSTREAM_CLUSTER_KEY."
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond loopback an API key is required.")
     ] = "127.0.0.1",
@@ -191,6 +225,7 @@ def serve(
     Example: slipstream serve bundles/ml-1m --instances 2
     """
     need_serving_extra()
+    from slipstream.serving.cluster_config import describe_peers, read_cluster
     from slipstream.serving.instance.instance_config import instance_settings
     from slipstream.serving.logs import configure_logs
     from slipstream.serving.start_checks import (
@@ -206,7 +241,16 @@ def serve(
 
     refuse_typed_password(history)
     keys = read_keys(key_file)
-    if host not in LOOPBACK and not keys:
+    cluster = read_cluster(
+        listen=listen_instances,
+        peers=peers or [],
+        machine=machine,
+        key_file=cluster_key_file,
+        history=history,
+        instances=instances,
+        routers=routers,
+    )
+    if routers and host not in LOOPBACK and not keys:
         raise SlipstreamError(
             f"listening on {host} without an API key would serve anybody; set ${KEY_VARIABLE} or "
             "give --key-file"
@@ -218,17 +262,22 @@ def serve(
         raise SlipstreamError(
             "--long needs --long-from, and leaves at least one instance for short requests"
         )
-    bundle = _ranking_bundle(bundle, retrieval, ranking)
     check_search(search)
-    check_bundle_apart(bundle)
+    if instances:
+        bundle = _ranking_bundle(bundle, retrieval, ranking)
+        check_bundle_apart(bundle)
+    elif bundle or retrieval or ranking:
+        raise SlipstreamError("--instances 0 opens no bundle; name none")
     if retrieval is not None:
         check_bundle_apart(retrieval, "retrieval")
     check_traces(traces)
     if check:
-        show_checks(history, host, port, instances * host_mb, console.print)
+        for sentence in describe_peers(peers or []):
+            console.print(sentence)
+        show_checks(history if instances else None, host, port, instances * host_mb, console.print)
         return
     configure_logs("supervisor", log_format, log_level, sys.stdout)
-    fault = find_store_fault(history)
+    fault = find_store_fault(history) if instances else None
     if fault is not None:
         log.warning("%s; until then requests that send no history get 503", fault)
     model = instance_settings(
@@ -262,7 +311,7 @@ def serve(
             "long_from": long_from,
             "affinity": relay,
             "connections": {"total": connections, "per_peer": connections_per_peer},
-            "alone": routers == 1,
+            "alone": routers == 1 and cluster is None,
             "allow_kill": allow_kill,
             "page": str(page_directory()) if page else None,
         },
@@ -273,6 +322,7 @@ def serve(
         else (),
         drain_seconds=drain_seconds,
         hang_seconds=hang_seconds,
+        cluster=cluster,
         state=state or state_directory(),
         observation={
             "log_format": log_format,
@@ -287,10 +337,11 @@ def serve(
         signal.signal(number, supervisor.stop)
     hint = "" if supervisor.url == DEFAULT_URL else f" --url {supervisor.url}"
     shown = str(bundle) if retrieval is None else f"{retrieval} before {bundle}"
-    log.info(
-        f"serving {shown} at {supervisor.url} ({instances} instances; Ctrl-C ends); try: "
-        f"slipstream client health{hint}"
-    )
+    if routers:
+        log.info(
+            f"serving {shown if instances else 'peers'} at {supervisor.url} ({instances} "
+            f"instances; Ctrl-C ends); try: slipstream client health{hint}"
+        )
     supervisor.run()
     log.info("every request under way was finished; goodbye")
 

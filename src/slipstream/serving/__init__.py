@@ -6,6 +6,7 @@
     router/        which instance gets a request
     http/          endpoints, messages, limits, apps, processes, client
     supervisor.py  a router and its instances on one machine
+    cluster_config.py  what several machines share
     ray.py         instances that Ray places over machines
 
 Touch this file when a public name is added.

@@ -100,12 +100,13 @@ def check_traces(endpoint: str | None) -> None:
 
 
 def show_checks(
-    history: str, host: str, port: int, host_mb: int, show: Callable[[str], None]
+    history: str | None, host: str, port: int, host_mb: int, show: Callable[[str], None]
 ) -> None:
     """Check the history store, the address and shared memory, a line each; refuse a fault."""
-    show("bundle: it opens")
-    check_history(history)
-    show(f"history: {url_without_password(history)} answers")
+    if history is not None:  # a router alone opens neither
+        show("bundle: it opens")
+        check_history(history)
+        show(f"history: {url_without_password(history)} answers")
     try:
         listening_socket(host, port).close()
     except OSError as error:

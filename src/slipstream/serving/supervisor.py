@@ -11,6 +11,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.cluster_config import CLUSTER_KEY_VARIABLE, ClusterConfig
 from slipstream.serving.heartbeat import Heartbeat
 from slipstream.serving.http.process import (
     CANNOT_START,
@@ -29,6 +31,7 @@ from slipstream.serving.http.process import (
     KEYS_VARIABLE,
     SECRET_VARIABLE,
     listening_socket,
+    reserve_port,
 )
 from slipstream.serving.http.process_life import END_NOW
 from slipstream.serving.http.readiness import is_ready
@@ -79,6 +82,7 @@ class DeploymentConfig:
     drain_seconds: float = 10.0
     linger: float = 0.6
     hang_seconds: float = 2.5  # a process whose heart has not beaten for so long is killed
+    cluster: ClusterConfig | None = None  # None: all is on this machine
     state: Path | None = None  # directory of the ticket key; None: tickets end with the supervisor
     observation: dict[str, Any] = field(default_factory=dict)  # logs and traces of the processes
     spare: bool = True  # keep a process with its imports done, to replace an instance that dies
@@ -101,46 +105,75 @@ class Supervisor:
         self.config, self._log = config, log
         self._stop = False
         self.all_ready = False
-        try:
-            self._socket = listening_socket(config.host, config.port)
-        except OSError as error:
-            raise SlipstreamError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
-                "--port"
-            ) from error
-        self.port: int = self._socket.getsockname()[1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"http{'s' if config.tls else ''}://{host}:{self.port}"
+        self._socket: socket.socket | None = None
+        self.port = config.port
+        if config.routers:
+            self._socket = _bind(listening_socket, config.host, config.port, "--port")
+            self.port = self._socket.getsockname()[1]
+        self.url = _url(config.host, self.port, "https" if config.tls else "http")
+        self._reserved = self._reserve_ports()
+        self.addresses = [_url(*each.getsockname()[:2]) for each in self._reserved]
         threads = str(config.instance_settings.get("model", {}).get("threads", 1))
+        cluster = config.cluster
         self._environment = {
             **os.environ,
             SECRET_VARIABLE: self._ticket_secret(),
             KEYS_VARIABLE: "\n".join(config.api_keys),
-            INSTANCE_KEY_VARIABLE: secrets.token_hex(32),
+            INSTANCE_KEY_VARIABLE: cluster.instance_key() if cluster else secrets.token_hex(32),
+            CLUSTER_KEY_VARIABLE: "",  # the processes need what is derived of it only
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
         }
+        self._peers = [] if cluster is None else list(cluster.peers)
         self._directory = ShelfDirectory(config.state)
         self._shelf = self._directory.path
         self._watched_since = time.monotonic()
         for counts in self._shelf.glob("*.metrics"):
             counts.unlink(missing_ok=True)  # of an earlier deployment, perhaps with more routers
-        bundle = Path(config.instance_settings["bundle"])
-        given = config.instance_settings.get("retrieval")
-        retrieval = None if given is None else Path(given)
         try:
-            self.versions = VersionKeeper(bundle, self._shelf, log, retrieval)
+            self.versions = self._keep_versions() if config.instances else None
         except BaseException:
-            self._socket.close()
-            self._directory.remove()
+            self._close()
             raise
         self.instances = [self._instance(number) for number in range(config.instances)]
         self._spare: subprocess.Popen[bytes] | None = None
         self.routers = [self._router(number) for number in range(config.routers)]
 
+    def _reserve_ports(self) -> list[socket.socket]:
+        """Take the ports at which other machines reach the instances, so that nobody else does."""
+        cluster = self.config.cluster
+        if cluster is None or cluster.listen is None:
+            return []
+        host, port = cluster.listen
+        found: list[socket.socket] = []
+        try:
+            for number in range(self.config.instances):
+                at = port + number if port else 0
+                found.append(_bind(reserve_port, host, at, "--listen-instances"))
+        except SlipstreamError:
+            self._close_sockets(found)
+            raise
+        return found
+
+    def _keep_versions(self) -> VersionKeeper:
+        settings = self.config.instance_settings
+        given = settings.get("retrieval")
+        retrieval = None if given is None else Path(given)
+        return VersionKeeper(Path(settings["bundle"]), self._shelf, self._log, retrieval)
+
+    def _close(self) -> None:
+        self._close_sockets(self._reserved)
+        self._directory.remove()
+
+    def _close_sockets(self, reserved: list[socket.socket]) -> None:
+        for each in reserved if self._socket is None else [self._socket, *reserved]:
+            each.close()
+
     def _ticket_secret(self) -> str:
-        """Return the environment's secret, that of the state directory, or a new one."""
+        """Return the secret of environment, cluster or state directory, or a new one."""
         given = os.environ.get(SECRET_VARIABLE)
+        if not given and self.config.cluster is not None:
+            return self.config.cluster.ticket_secret()
         if given or self.config.state is None:
             return given or secrets.token_hex(32)
         return read_ticket_key(self.config.state)
@@ -148,9 +181,10 @@ class Supervisor:
     # What to start
 
     def _instance(self, number: int) -> Child:
-        name = f"i-{number}"
-        path = str(self._shelf / f"{name}.sock")
-        settings = {
+        cluster = self.config.cluster
+        name = f"i-{number}" if cluster is None else f"{cluster.machine}-i-{number}"
+        path = str(self._shelf / f"i-{number}.sock")  # within the few letters a socket's may have
+        settings: dict[str, Any] = {
             **self.config.instance_settings,
             **self._common_settings(name),
             "name": name,
@@ -159,6 +193,8 @@ class Supervisor:
             "socket_path": path,
             "linger": self.config.linger,
         }
+        if self._reserved:
+            settings["open_to"] = self._reserved[number].getsockname()[:2]
         settings["observation"]["log_requests"] = "none"  # routers log them, with their instance
         return Child(
             name,
@@ -180,6 +216,7 @@ class Supervisor:
         return self._shelf / f"{name}.beat"
 
     def _router(self, number: int) -> Child:
+        assert self._socket is not None
         name = f"router-{number}"
         pools = self.config.pools or ("any",) * len(self.instances)
         settings = {
@@ -190,6 +227,8 @@ class Supervisor:
             **dict(zip(("tls_certificate", "tls_key"), self.config.tls or (), strict=False)),
             "rate_file": str(self._shelf / "rates"),
             "metrics_file": str(self._shelf / f"{name}.metrics"),
+            "peers": self._peers,
+            "peers_kept": str(self._shelf / f"{name}.peers"),
             "instances": [
                 {"name": child.name, "url": child.url, "pool": pool}
                 for child, pool in zip(self.instances, pools, strict=True)
@@ -217,9 +256,11 @@ class Supervisor:
                 child.process = self._open(child.command, child.inherited)
                 child.started_at = time.monotonic()
             self._await_ready(self.instances)
+            for child, address in zip(self.instances, self.addresses, strict=False):
+                self._log(f"routers of other machines reach {child.name} at {address}")
             for child in self.routers:
                 self._send_settings(child, child.process)
-            self._await_ready(self.routers)
+            self._await_ready(self.routers, alive=not self.instances)
             self.all_ready = not self._stop
             while not self._stop:
                 for child in children:
@@ -229,10 +270,10 @@ class Supervisor:
         finally:
             self._end_spare()
             self._end(self.routers)
-            self._end(self.instances)
-            self._socket.close()
-            self.versions.close()
-            self._directory.remove()
+            self._end(self.instances, linger=bool(self._reserved))
+            if self.versions is not None:
+                self.versions.close()
+            self._close()
 
     def stop(self, *_signal: object) -> None:
         """Ask `run` to end; safe in a signal handler."""
@@ -267,7 +308,11 @@ class Supervisor:
 
     def _keep_spare(self) -> None:
         """Start a spare process where none runs, once the youngest instance has had its start."""
-        if not self.config.spare or (self._spare is not None and self._spare.poll() is None):
+        if (
+            not self.config.spare
+            or not self.instances
+            or (self._spare is not None and self._spare.poll() is None)
+        ):
             return
         youngest = max(child.started_at for child in self.instances)
         if time.monotonic() - youngest > SPARE_DELAY_SECONDS:
@@ -337,10 +382,11 @@ class Supervisor:
         if time.monotonic() - before > self.config.hang_seconds / 2:
             self._watched_since = time.monotonic()
 
-    def _await_ready(self, children: list[Child]) -> None:
-        """Wait until every child is ready; restart those that die meanwhile.
+    def _await_ready(self, children: list[Child], *, alive: bool = False) -> None:
+        """Wait until every child is ready, or `alive`; restart those that die meanwhile.
 
         Routers share one address, so each also shows by its heartbeat that it accepts requests.
+        Those that have no instances but peers may be ready much later.
         """
         end, waiting = time.monotonic() + START_SECONDS, [*children]
         while waiting and not self._stop:
@@ -351,22 +397,23 @@ class Supervisor:
                 )
             for child in children:
                 self._restart_if_dead(child)
-            for child in [each for each in waiting if each.heartbeat.begun and is_ready(each.url)]:
+            begun = [each for each in waiting if each.heartbeat.begun]
+            for child in [each for each in begun if alive or is_ready(each.url)]:
                 child.was_ready = child.ready = True
                 waiting.remove(child)
                 self._log(f"{child.name} is ready")
             self._sleep()
 
-    def _end(self, children: list[Child]) -> None:
+    def _end(self, children: list[Child], *, linger: bool = False) -> None:
         """End all at once, wait until they have drained, kill what is left.
 
-        No router is there to notice that they drain, so they need not linger.
+        Unless they `linger`, no router is there to notice that they drain.
         """
         running = [(child.name, child.process) for child in children if child.process is not None]
         for _, process in running:
             with contextlib.suppress(OSError):  # it has ended already
                 assert process.stdin is not None
-                process.stdin.write(END_NOW)
+                process.stdin.write(b"" if linger else END_NOW)
                 process.stdin.flush()
             process.send_signal(signal.SIGTERM)
         end = time.monotonic() + self.config.drain_seconds + self.config.linger + 5.0
@@ -379,6 +426,21 @@ class Supervisor:
                 process.wait()
         for child in children:
             _close_stdin(child)
+
+
+def _bind(
+    opener: Callable[[str, int], socket.socket], host: str, port: int, flag: str
+) -> socket.socket:
+    try:
+        return opener(host, port)
+    except OSError as error:
+        raise SlipstreamError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another {flag}"
+        ) from error
+
+
+def _url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _close_stdin(child: Child) -> None:

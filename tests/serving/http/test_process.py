@@ -15,6 +15,7 @@ from slipstream.serving.http.process import (
     keys_from_environment,
     listening_socket,
     read_settings,
+    reserve_port,
     unix_socket,
 )
 
@@ -60,3 +61,17 @@ def test_a_unix_socket_is_private_and_takes_the_place_of_one_left_behind(tmp_pat
         late.connect(str(path))
         assert path.stat().st_mode & 0o777 == 0o600
         assert [found.name for found in tmp_path.iterdir()] == ["i-0.sock"]
+
+
+def test_a_reserved_port_refuses_connections_until_a_process_of_its_user_listens():
+    with reserve_port("127.0.0.1", 0) as reserved:
+        address = reserved.getsockname()
+        for _ in range(2):
+            with socket.socket() as early:
+                assert early.connect_ex(address) != 0
+            with reserve_port(*address) as listening:
+                listening.listen()
+                socket.create_connection(address, LONG).close()
+                listening.accept()[0].close()
+        with pytest.raises(OSError):
+            listening_socket(*address)  # as a process of somebody else would

@@ -253,3 +253,23 @@ def test_failures_now_and_then_count_though_successes_lie_between():
         answered(balancer, "i-0", failed=True)
         answered(balancer, "i-0")
     assert usable(balancer) == ["i-1"]
+
+
+def test_instances_come_and_go_and_only_their_own_users_move():
+    users = [f"user-{number}" for number in range(200)]
+    balancer = LoadBalancer([InstanceState(f"i-{number}", "") for number in range(3)])
+    before = {user: balancer.choose(user, 1) for user in users}
+    guest = InstanceState("guest", "")
+    balancer.add(guest)
+    with_guest = {user: balancer.choose(user, 1) for user in users}
+    moved = {user for user in users if with_guest[user] is not before[user]}
+    assert moved and {with_guest[user] for user in moved} == {guest}
+    guest.leaving = True
+    assert {user: balancer.choose(user, 1, owner="guest") for user in users} == before
+    balancer.remove(guest)
+    assert {user: balancer.choose(user, 1) for user in users} == before
+    assert "guest" not in balancer.by_name
+
+
+def test_without_instances_there_is_no_choice():
+    assert LoadBalancer([]).choose("ann", 1) is None

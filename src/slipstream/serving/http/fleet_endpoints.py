@@ -57,7 +57,7 @@ class FleetEndpoints:
 
     def _instance(self, instance: InstanceState) -> em.FleetInstance:
         router, now = self._router, self._router.clock.now()
-        status = router.statuses.get(instance.name)
+        status = router.probes.statuses.get(instance.name)
         stats = {} if status is None else status.stats
         times = router.times[instance.name].recent(now)
         p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
@@ -100,7 +100,7 @@ class FleetEndpoints:
 def _state(instance: InstanceState, now: float) -> str:
     if not instance.ready:
         return "down"
-    if instance.draining:
+    if instance.out:
         return "draining"
     return "ready" if instance.breaker.allows(now) else "ejected"
 

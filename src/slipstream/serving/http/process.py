@@ -45,6 +45,7 @@ class ProcessSettings(msgspec.Struct, kw_only=True):
     port: int = 0
     socket_fd: int | None = None  # a listening socket inherited from the supervisor
     socket_path: str | None = None  # a Unix socket instead of host and port
+    open_to: tuple[str, int] | None = None  # beside it, where other machines reach the process
     connections: ConnectionLimits = ConnectionLimits()
     tls_certificate: str | None = None  # PEM files
     tls_key: str | None = None
@@ -127,6 +128,22 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Bind an address without listening: no other user gets it, and connections are refused.
+
+    A process of the same user listens there all the same; port 0 takes a free one.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def unix_socket(path: str) -> socket.socket:
     """Open a listening Unix socket; one that a killed process left behind is replaced."""
     beside = f"{path}.new"
@@ -139,12 +156,17 @@ def unix_socket(path: str) -> socket.socket:
     return bound
 
 
-def _open_socket(settings: ProcessSettings) -> socket.socket:
+def _open_sockets(settings: ProcessSettings) -> list[socket.socket]:
     if settings.socket_fd is not None:
-        return socket.socket(fileno=settings.socket_fd)
-    if settings.socket_path is not None:
-        return unix_socket(settings.socket_path)
-    return listening_socket(settings.host, settings.port)
+        opened = [socket.socket(fileno=settings.socket_fd)]
+    elif settings.socket_path is not None:
+        opened = [unix_socket(settings.socket_path)]
+    else:
+        opened = [listening_socket(settings.host, settings.port)]
+    if settings.open_to is not None:
+        opened.append(reserve_port(*settings.open_to))
+        opened[-1].listen(2048)
+    return opened
 
 
 def open_table(settings: ProcessSettings) -> ConnectionTable:
@@ -173,7 +195,7 @@ def run_app(
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_SECONDS)
-    sock = _open_socket(settings)
+    sockets = _open_sockets(settings)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -201,7 +223,7 @@ def run_app(
             is_alive=is_alive,
         )
         async with life.watching():
-            await server.serve(sockets=[sock])
+            await server.serve(sockets=sockets)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())

@@ -12,7 +12,7 @@ from slipstream.serving.http import messages as m
 from slipstream.serving.http.http_app import Handler, HttpProblem, RequestContext
 from slipstream.serving.http.version_endpoints import VersionEndpoints
 from slipstream.serving.router.balancer import InstanceState
-from slipstream.serving.router.upstream import UpstreamAnswer, UpstreamError
+from slipstream.serving.router.upstream import ConnectError, UpstreamAnswer, UpstreamError
 
 if TYPE_CHECKING:
     from slipstream.serving.http.router_app import Router
@@ -125,4 +125,7 @@ class RouterAdmin:
     ) -> UpstreamAnswer:
         left = max(0.1, deadline - self._router.clock.now())
         request = start + b"content-length: %d\r\n\r\n" % len(body) + body
-        return await self._router.upstreams[instance.name].request(request, left)
+        upstream = self._router.upstreams.get(instance.name)
+        if upstream is None:
+            raise ConnectError  # it has left meanwhile
+        return await upstream.request(request, left)

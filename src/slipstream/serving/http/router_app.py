@@ -5,23 +5,21 @@ from the user's last answer. It keeps no state that another router would need:
 the order of the instances comes from their names, the instance of a user's prefix from the ticket.
 When an instance does not answer, the request goes to the next in order, unless that could append
 behaviours twice; a request that is refused for overload is tried once elsewhere. A deletion
-is repeated on every instance. Touch this when forwarding, retries or probes change; the choice of
-the instance is in router/balancer.py, the router's own endpoints in router_admin.py.
+is repeated on every instance. Touch this when forwarding or retries change; the choice of the
+instance is in router/balancer.py, probes in instance_probes.py, the router's own endpoints in
+router_admin.py.
 """
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.clock import Clock
-from slipstream.serving.http import messages as m
 from slipstream.serving.http.api_keys import Keys
 from slipstream.serving.http.connection_table import ConnectionTable
 from slipstream.serving.http.endpoints import (
@@ -59,7 +57,9 @@ from slipstream.serving.http.http_app import (
     read_deadline,
     send_answer,
 )
+from slipstream.serving.http.instance_probes import InstanceProbes
 from slipstream.serving.http.limits import Limits, RateLimit
+from slipstream.serving.http.membership import Membership, PeerReader
 from slipstream.serving.http.observed_request import (
     ID_HEADER,
     TIMING_HEADER,
@@ -86,7 +86,6 @@ PASSED_ON = frozenset({b"content-type", b"retry-after", b"allow", TIMING_HEADER.
 OBSERVED = "slipstream.observed"  # key of an `ObservedRequest` in the scope
 GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
 SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet, not the caller's to extend
-MAX_MISSED_PROBES = 3  # in a row; then an instance counts as not ready
 _BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
 _BEHAVIOURS = BEHAVIOURS_HEADER.encode()
 
@@ -108,7 +107,6 @@ class Router:
         allow_kill: bool = False,
     ) -> None:
         self.balancer, self._signer, self._limits = balancer, signer, limits
-        self._probe_seconds, self._probe_timeout = probe_seconds, probe_timeout
         self.clock, self._connections = balancer.clock, connections or ConnectionTable()
         self.rates = rates or RateLimit(limits)
         self.upstreams = {i.name: _open_upstream(i, self.clock) for i in balancer.instances}
@@ -118,10 +116,11 @@ class Router:
         )
         self.counts: Counter[str] = Counter(ticket_expired=0, ticket_invalid=0)
         self.stored = StoredLengths()
-        self.statuses: dict[str, m.StatusAnswer] = {}  # of each instance, as last probed
         self.times = {i.name: ResponseTimes() for i in balancer.instances}
         self.admin, self.allow_kill = RouterAdmin(self), allow_kill
-        self._missed_probes: Counter[str] = Counter()
+        self.probes = InstanceProbes(
+            balancer, self.upstreams, self.common, probe_seconds, probe_timeout
+        )
 
     # Forwarding
 
@@ -144,7 +143,7 @@ class Router:
             self._charge(caller, fields)
             user = inner_user(caller.tenant, fields.user)
             ticket = self._signer.find(fields.ticket, user, self.counts)
-            owner = None if ticket is None else ticket.instance
+            owner = None if ticket is None else self.probes.owner(ticket.instance)
             behaviours = fields.behaviours(user, self.stored) if path in RANKING else 0
         else:
             assert of_a_user is not None
@@ -290,49 +289,49 @@ class Router:
             instance, failed=answer.status >= 500, seconds=seconds, grave=grave
         )
 
-    # Watching the instances
-
-    async def probe(self, instance: InstanceState) -> None:
-        """Ask an instance for its status and keep the answer."""
-        request = b"GET /v1/status" + self.common + b"content-length: 0\r\n\r\n"
-        name = instance.name
-        try:
-            answer = await self.upstreams[name].request(request, self._probe_timeout)
-            if answer.status != 200:
-                raise ConnectionLostError
-            status = msgspec.json.decode(answer.body, type=m.StatusAnswer)
-        except (UpstreamError, TimeoutError, msgspec.DecodeError) as error:
-            self._missed_probes[name] += 1
-            if isinstance(error, ConnectError) or self._missed_probes[name] >= MAX_MISSED_PROBES:
-                instance.ready = False
-            return
-        self._missed_probes[name] = 0
-        if not instance.ready:
-            instance.reset()  # a new process: the old one's failures do not count
-        instance.ready = status.ready or status.draining
-        instance.draining, instance.reported = status.draining, status.backlog
-        self.statuses[name] = status
+    # Instances that are probed, that join and leave (instance_probes.py, membership.py)
 
     @contextlib.asynccontextmanager
     async def probing(self) -> AsyncIterator[None]:
         """Probe every instance once, then again and again until the block ends."""
-
-        async def probe_forever(instance: InstanceState) -> None:
-            while True:
-                await asyncio.sleep(self._probe_seconds)
-                await self.probe(instance)
-
         for instance in self.balancer.instances:
             instance.ready = False
-        await asyncio.gather(*map(self.probe, self.balancer.instances))
-        tasks = [asyncio.create_task(probe_forever(i)) for i in self.balancer.instances]
+        await self.probes.probe_all()
+        for instance in self.balancer.instances:
+            self.probes.start(instance)
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.probes.stop_all()
             self.close()
+
+    def add(self, instance: InstanceState) -> None:
+        """Take another instance; it gets requests once a probe has found it."""
+        self.upstreams[instance.name] = _open_upstream(instance, self.clock)
+        self.times[instance.name] = ResponseTimes()
+        self.balancer.add(instance)
+        self.probes.start(instance)
+
+    def leave(self, instance: InstanceState) -> None:
+        """Send an instance nothing new."""
+        instance.leaving = True
+        self.probes.stop(instance)
+
+    def take_back(self, instance: InstanceState) -> None:
+        """Let an instance that was to leave stay."""
+        instance.leaving = False
+        self.probes.start(instance)
+
+    def drop_if_idle(self, instance: InstanceState) -> bool:
+        """Forget an instance that leaves, unless requests to it are under way."""
+        name = instance.name
+        if self.upstreams[name].busy:
+            return False
+        self.balancer.remove(instance)
+        self.upstreams.pop(name).close()
+        del self.times[name]
+        self.probes.forget(name)
+        return True
 
     def close(self) -> None:
         """Close the idle connections to the instances."""
@@ -350,14 +349,14 @@ class Router:
             for reason, count in self.balancer.ejected.items()
         }
         for instance in self.balancer.instances:
-            name, ready = instance.name, instance.ready and not instance.draining
+            name, ready = instance.name, instance.ready and not instance.out
             found["router_outstanding_behaviours", name] = instance.outstanding
             found["router_instance_ready", name] = float(ready)
             found["router_breaker_failures", name] = instance.breaker.failures
             found["router_ejections", name] = instance.ejections
-        versions = {status.version for status in self.statuses.values()}
+        versions = {status.version for status in self.probes.statuses.values()}
         found["router_versions",] = float(len(versions))
-        for name, status in self.statuses.items():
+        for name, status in self.probes.statuses.items():
             found |= {(f"instance_{figure}", name): value for figure, value in status.stats.items()}
         return found
 
@@ -383,8 +382,15 @@ def _open_upstream(instance: InstanceState, clock: Clock) -> Upstream:
 class RouterApp:
     """The ASGI app: it forwards some paths itself and leaves the others to Starlette."""
 
-    def __init__(self, router: Router, limits: Limits, metrics_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        limits: Limits,
+        metrics_file: Path | None = None,
+        peers: PeerReader | None = None,
+    ) -> None:
         self.router, self.fleet = router, FleetEndpoints(router)
+        self._members = None if peers is None else Membership(router, peers)
         self.metrics = RequestMetrics(router.figures, ("instance",), file=metrics_file)
         own = {**router.admin.handlers(), **self.fleet.handlers()}
         self._others: ASGIApp = build(
@@ -420,7 +426,8 @@ class RouterApp:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with self.router.probing(), sharing(self.metrics):
+        members = contextlib.nullcontext() if self._members is None else self._members.following()
+        async with self.router.probing(), members, sharing(self.metrics):
             await send({"type": "lifespan.startup.complete"})
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -432,10 +439,12 @@ def build_router(
     limits: Limits,
     metrics_file: Path | None = None,
     hosts: frozenset[str] = LOOPBACK_NAMES,
+    peers: PeerReader | None = None,
 ) -> Gate:
     """Build the ASGI app of a router, ready for uvicorn; its file shares what it counts.
 
-    `hosts` are the names it answers to where there are no keys.
+    `hosts` are the names it answers to where there are no keys, `peers` the instances of other
+    machines.
     """
-    app = RouterApp(router, limits, metrics_file)
+    app = RouterApp(router, limits, metrics_file, peers)
     return Gate(app, keys, limits, app.metrics, rates=router.rates, hosts=hosts)

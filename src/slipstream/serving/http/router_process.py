@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from slipstream.serving.http.gate import LOOPBACK_NAMES
 from slipstream.serving.http.limits import Limits, RateLimit
+from slipstream.serving.http.membership import PeerReader
 from slipstream.serving.http.page_files import PageFiles
 from slipstream.serving.http.process import (
     INSTANCE_KEY_VARIABLE,
@@ -24,22 +25,18 @@ from slipstream.serving.http.process import (
     secret_from_environment,
 )
 from slipstream.serving.http.router_app import Router, build_router
-from slipstream.serving.router.balancer import InstanceState, LoadBalancer, Pool
+from slipstream.serving.router.balancer import InstanceState, LoadBalancer
+from slipstream.serving.router.peers import InstanceAddress, parse_source
 from slipstream.serving.router.ticket import TicketSigner
-
-
-class InstanceAddress(msgspec.Struct):
-    """An instance to send requests to."""
-
-    name: str
-    url: str
-    pool: Pool = "any"
 
 
 class RouterSettings(ProcessSettings, kw_only=True):
     """The settings of one router: its instances and its limits."""
 
     instances: list[InstanceAddress]
+    # Files, or dns:NAME:PORT, of instances on other machines
+    peers: list[str] = msgspec.field(default_factory=list)
+    peers_kept: str | None = None  # file of the last good list of them
     max_body_bytes: int = 4 * 2**20
     deadline_ms: float = 1_000.0
     requests_per_second: float | None = None
@@ -86,10 +83,19 @@ def main(argument: str) -> None:
     )
     file = None if settings.metrics_file is None else Path(settings.metrics_file)
     hosts = LOOPBACK_NAMES | {settings.host.lower()}
-    app: ASGIApp = build_router(router, keys_from_environment(), limits, file, hosts)
+    app: ASGIApp = build_router(
+        router, keys_from_environment(), limits, file, hosts, _peer_reader(settings)
+    )
     if settings.page is not None:
         app = PageFiles(Path(settings.page), app)
     run_app(app, settings, lambda: None, table)
+
+
+def _peer_reader(settings: RouterSettings) -> PeerReader | None:
+    if not settings.peers:
+        return None
+    kept = None if settings.peers_kept is None else Path(settings.peers_kept)
+    return PeerReader([parse_source(text) for text in settings.peers], kept)
 
 
 if __name__ == "__main__":

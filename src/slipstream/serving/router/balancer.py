@@ -81,7 +81,8 @@ class InstanceState:
 
     `reported` is the backlog in behaviours that the instance last reported; `outstanding` is the
     behaviours of the requests this router has sent and that are not answered yet. `ejections`
-    counts how often in a row it was found to be an outlier.
+    counts how often in a row it was found to be an outlier. One that is `leaving` is listed no
+    more: it finishes what it has.
     """
 
     name: str
@@ -89,6 +90,7 @@ class InstanceState:
     pool: Pool = "any"
     ready: bool = True
     draining: bool = False
+    leaving: bool = False
     outstanding: int = 0
     reported: int = 0
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -107,7 +109,12 @@ class InstanceState:
 
     def usable(self, now: float) -> bool:
         """Whether requests may be sent to it now."""
-        return self.ready and not self.draining and self.breaker.allows(now)
+        return self.ready and not self.out and self.breaker.allows(now)
+
+    @property
+    def out(self) -> bool:
+        """Whether it takes nothing new, however well it is."""
+        return self.draining or self.leaving
 
     def reset(self) -> None:
         """Forget every failure: a new process has taken its place."""
@@ -145,8 +152,8 @@ class LoadBalancer:
     ) -> None:
         self.instances = list(instances)
         self.by_name = {instance.name: instance for instance in self.instances}
-        if len(self.by_name) != len(self.instances) or not self.instances:
-            raise ValueError("a router needs at least one instance, each with its own name")
+        if len(self.by_name) != len(self.instances):
+            raise ValueError("each instance of a router has its own name")
         if load_factor < 1:
             raise ValueError("load_factor is at least 1: below it not even an even load would fit")
         self.load_factor, self.slack_behaviours = load_factor, slack_behaviours
@@ -154,6 +161,17 @@ class LoadBalancer:
         self.outliers = outliers or OutlierConfig()
         self._placements = Placements() if alone and affinity else None
         self.ejected: Counter[str] = Counter()  # by reason: failing, slow, trial_failed
+
+    def add(self, instance: InstanceState) -> None:
+        """Take another instance, under a name that no other has."""
+        assert instance.name not in self.by_name
+        self.instances.append(instance)
+        self.by_name[instance.name] = instance
+
+    def remove(self, instance: InstanceState) -> None:
+        """Forget an instance."""
+        self.instances.remove(instance)
+        del self.by_name[instance.name]
 
     def choose(
         self,
@@ -172,7 +190,8 @@ class LoadBalancer:
         holder = self.by_name.get(owner) if owner is not None and self.affinity else None
         if holder is not None and holder.name not in tried and holder.usable(now):
             return holder
-        if self.affinity and self.long_from is None and self._placements is None:
+        fast = self.affinity and self.long_from is None and self._placements is None
+        if fast and self.instances:
             # Most requests need no look at the other instances.
             first = rendezvous_first(user, self.instances, attrgetter("seed"))
             light = first.load <= self.slack_behaviours
@@ -294,7 +313,7 @@ class LoadBalancer:
     def _may_eject(self, instance: InstanceState) -> bool:
         """Return whether one more instance of the pool may be out of service."""
         pool = [other for other in self.instances if other.pool == instance.pool]
-        out = sum(other.breaker.open or not other.ready or other.draining for other in pool)
+        out = sum(other.breaker.open or not other.ready or other.out for other in pool)
         return out + 1 <= self.outliers.max_share * len(pool)
 
     def _eject(self, instance: InstanceState, reason: str, now: float) -> None:

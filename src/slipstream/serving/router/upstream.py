@@ -132,6 +132,11 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._busy = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        return self._busy > 0
+
     async def request(self, request: bytes, seconds: float) -> UpstreamAnswer:
         """Send a whole request, return the whole answer; `TimeoutError` after `seconds`."""
         loop = asyncio.get_running_loop()
