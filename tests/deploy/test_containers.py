@@ -226,3 +226,13 @@ def test_compose_mounts_files_that_exist_and_publishes_only_the_server():
     assert COMPOSE["secrets"]["metrics-key"]["environment"] == "SLIPSTREAM_METRICS_KEY"
     asked = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
     assert asked <= set(re.findall(r"^(\w+)=", (DEPLOY / "example.env").read_text(), re.M))
+
+
+def test_files_that_the_guides_hand_to_docker_kubectl_and_sbatch_exist():
+    """These programs do not run here; that their files are where a page says is checked."""
+    found = []
+    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        for line in re.findall(r"^ {4}((?:docker|kubectl|sbatch|cp) .*)$", page.read_text(), re.M):
+            found += re.findall(r"(?:^|\s)(deploy(?:/[\w./-]+)?)(?=\s|$)", line)
+    made = {"deploy/.env"}  # by the reader
+    assert len(found) >= 5 and not [n for n in found if n not in made and not (ROOT / n).exists()]

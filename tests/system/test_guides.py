@@ -190,7 +190,8 @@ def run_python(page: str, place: Path, url: str) -> None:
         shutil.rmtree(place / "runs")
         shutil.rmtree(place / "bundles", ignore_errors=True)  # as the page's commands made them
     (place / "page.py").write_text(source)
-    run([sys.executable, "page.py"], place)
+    printed = run([sys.executable, "page.py"], place)
+    assert "from ray" not in source or printed.splitlines()[-1].startswith("200 "), printed
 
 
 @pytest.mark.parametrize("page", PAGES)
