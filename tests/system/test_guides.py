@@ -1,7 +1,7 @@
 """Every command and Python block that README, tutorial and guides show runs, on small data.
 
 A small log stands in for MovieLens-1M, `train` gets a few steps, servers a free port. Left out, and
-counted: downloads, accelerators, several machines (test_several_machines.py), HTTPS
+counted: downloads, accelerators, several machines (test_training_machines.py), HTTPS
 (test_security.py), and `make`, which the tests themselves are.
 """
 
@@ -153,6 +153,12 @@ def started(command: list[str], place: Path, awaited: tuple[str, int]) -> Iterat
             process.kill()
 
 
+def export_next_version(place: Path) -> None:
+    """Put another model where the served one was, as an operator does before a canary."""
+    run("slipstream train recipes/ml-1m-hstu.yaml seed=2 --out runs/next", place)
+    run("slipstream export runs/next --out bundles/ml-1m --force", place)
+
+
 def python_blocks(page: str) -> list[str]:
     """The Python of a page: fenced blocks, and indented ones that begin with an import."""
     text = (ROOT / page).read_text()
@@ -184,7 +190,7 @@ def run_python(page: str, place: Path, url: str) -> None:
     source = program(page, url)
     if "from ray" in source and find_spec("ray") is None:
         return  # the extra is not installed; so tests/serving/test_ray.py is skipped, too
-    if url:
+    if "Client(" in source:
         run("slipstream client events ann 2858,1196", place, SLIPSTREAM_URL=url)
     if "ss.train(" in source:
         shutil.rmtree(place / "runs")
@@ -220,6 +226,9 @@ def test_every_command_and_python_block_of_the_page_runs(
                     assert b'"runs":true' in answer.read()
             elif "slipstream client" in command and not url:
                 continue  # shown before a server is
+            elif "client reload --share" in command:
+                export_next_version(place)
+                run(command, place, SLIPSTREAM_URL=url)
             elif "train" in command.split():
                 if "--out" not in command:  # another recipe's run is never continued
                     shutil.rmtree(place / "runs")
