@@ -1,7 +1,8 @@
 """A newcomer's first hour with a shop's log as it is: one command a step, then the same in Python.
 
-prepare, train, evaluate, recommend, export, import of the histories, serve, and answers over HTTP
-with SKUs and titles. What `evaluate` says is what `recommend` and the server give, user by user.
+prepare, train, evaluate, recommend, export, import of the histories, serve, answers over HTTP with
+SKUs and titles, and the same on the page in Chromium. What `evaluate` says is what `recommend` and
+the server give, user by user.
 """
 
 import functools
@@ -12,12 +13,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 
 import slipstream as ss
 from slipstream.serving.http.client import Client
+from tests.support.browser import Watched, chromium, needs_browser
 from tests.support.serve_command import KEY, served
 from tests.support.shop_log import Shop, sku, write_shop
 
@@ -123,6 +126,57 @@ def test_trained_users_are_known_and_events_change_the_answer(place: Place):
         assert ranked.items == [sku(3), sku(4)] and ranked.unknown == ["no such sku"]
         text = place.run("client", "recommend", "c/0001", "--url", url, "--titles")
         assert "No." in text
+
+
+@needs_browser
+@pytest.mark.timeout(240)
+def test_the_hour_ends_on_the_page_with_titles_and_skus(place: Place):
+    stored = f"sqlite:{place.folder / 'history.db'}"
+    bundle = place.folder / "bundles" / "exclude"
+    with served(bundle, "--history", stored) as (url, _):
+        with Client(url, KEY) as client:
+            known = client.user("c/0001", limit=1).behaviours
+        with chromium() as browser:
+            _add_on_the_page(browser.new_page(viewport={"width": 1440, "height": 900}), url, known)
+
+
+def _add_on_the_page(page: Any, url: str, known: int) -> None:
+    """Open the page of a customer with `known` behaviours, add items, see the answer change."""
+    page.set_default_timeout(1000 * LONG / 2)
+    web = Watched(page, url)
+    page.goto(f"{url}/?user=c%2F0001&at={known}")
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Use this key").click()
+    before = _named_rows(page)
+    assert len(before) == 10
+    history = page.get_by_role("list", name="History, newest first").get_by_role("listitem")
+    assert history.count() == known
+    assert re.search(r"No\. \d+\s+[A-Z]{3}/\d{4}-X", history.first.inner_text())
+    title, named = before[0]
+    page.get_by_role("button", name=f"Add {title} to the history", exact=True).click()
+    page.wait_for_function(
+        "named => document.querySelector('ol.ranked:not([aria-busy=true])')"
+        " && !document.querySelector('ol.ranked').innerText.includes(named)",
+        arg=named,
+    )
+    after = _named_rows(page)
+    assert history.count() == known + 1 and named in history.first.inner_text()
+    assert after != before and (title, named) not in after
+    page.get_by_role("combobox", name="Add a title").fill(sku(3))
+    page.get_by_role("option", name=sku(3)).click()
+    history.first.get_by_text(sku(3)).wait_for()
+    unauthorised = [text for text in web.errors if "401" in text]  # before the key was given
+    assert web.errors == unauthorised and web.foreign == []
+
+
+def _named_rows(page: Any) -> list[tuple[str, str]]:
+    """Title and SKU of each recommended item, as shown."""
+    rows = page.locator("ol.ranked:not([aria-busy=true]) > li .name")
+    rows.first.wait_for()
+    texts = [text.split("\n") for text in rows.all_inner_texts()]
+    found = [(title.strip(), note.split(" · ")[0].strip()) for title, note in texts]
+    assert all("No." in title and re.fullmatch(r"[A-Z]{3}/\d{4}-X", name) for title, name in found)
+    return found
 
 
 def test_the_same_hour_in_python(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

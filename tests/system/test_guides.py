@@ -1,8 +1,8 @@
-"""Every command that README, the tutorial and the guides show runs, in their order, on small data.
+"""Every command and Python block that README, tutorial and guides show runs, on small data.
 
 A small log stands in for MovieLens-1M, `train` gets a few steps, servers a free port. Left out, and
-counted: downloads, accelerators, several machines (tests/system/test_several_machines.py), HTTPS
-(tests/system/test_security.py), and `make`, which the tests themselves are.
+counted: downloads, accelerators, several machines (test_several_machines.py,
+test_training_machines.py), HTTPS (test_security.py), and `make`, which the tests themselves are.
 """
 
 import contextlib
@@ -13,8 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,8 @@ PAGES = (
 LONG = 300.0  # seconds; only ends a command that hangs
 FEW_STEPS = ("max_steps=4", "epochs=1", "evaluate_every=1", "sampler.batch_size=16", "threads=1")
 FILMS = (1193, 661, 914, 260, 1210, 480, 2858, 1196)
+# Their Python runs in test_python_guide.py and test_guide_programs.py.
+OTHER_TESTS = ("python.md", "adding-a-model.md", "adding-an-operator.md")
 LEFT_OUT = ("data prepare ml-1m", "device=cuda", "--nnodes", "--tls-cert", "--cluster-key-file")
 
 pytestmark = pytest.mark.slow
@@ -111,7 +115,16 @@ def served(command: str, place: Path) -> contextlib.AbstractContextManager[str]:
     """`slipstream serve …` on a free port; gives its address."""
     history = f"sqlite:{place / 'history.db'}"
     more = ["--port", "0", "--history", history, "--deadline-ms", "60000"]
-    return started([*words(command, place), *more], place, ("is ready", 3))  # and a router
+    instances = re.search(r"--instances (\d+)", command)
+    ready = 1 + (1 if instances is None else int(instances[1]))  # and a router
+    return started([*words(command, place), *more], place, ("is ready", ready))
+
+
+def ensure_bundle(command: str, place: Path) -> None:
+    """Export the bundle that a command serves, where the page takes one as given."""
+    found = re.search(r"slipstream serve (bundles/[\w-]+)", command)
+    if found is not None and not (place / found[1]).exists():
+        run(f"slipstream export runs/ml-1m-hstu --out {found[1]}", place)
 
 
 @contextlib.contextmanager
@@ -140,8 +153,57 @@ def started(command: list[str], place: Path, awaited: tuple[str, int]) -> Iterat
             process.kill()
 
 
+def export_next_version(place: Path) -> None:
+    """Put another model where the served one was, as an operator does before a canary."""
+    run("slipstream train recipes/ml-1m-hstu.yaml seed=2 --out runs/next", place)
+    run("slipstream export runs/next --out bundles/ml-1m --force", place)
+
+
+def python_blocks(page: str) -> list[str]:
+    """The Python of a page: fenced blocks, and indented ones that begin with an import."""
+    text = (ROOT / page).read_text()
+    fenced = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, re.MULTILINE)
+    plain = [textwrap.dedent(block).strip("\n") for block in indented]
+    return fenced + [block for block in plain if re.match(r"import |from ", block)]
+
+
+def program(page: str, url: str) -> str:
+    """A page's Python as this machine runs it: no download, a few steps, the running server."""
+    text = "\n\n".join(python_blocks(page))
+    text = text.replace('ss.prepare("ml-1m", out="data/ml-1m")', 'ss.load("data/ml-1m")')
+    text = re.sub(r",\s*max_steps=[\d_]+", "", text).replace("trials=16", "trials=2")
+    few = "max_steps=4, epochs=1, evaluate_every=1, threads=1, "
+    text = re.sub(r'(data="data/ml-1m"|data=store), ?', rf"\1, {few}", text)
+    text = re.sub(r"data=store\)", f"data=store, {few})", text)
+    text = text.replace("http://127.0.0.1:8000", url)
+    if "await " not in text:
+        return text
+    inside = textwrap.indent(text, "    ")
+    return f"import asyncio\n\n\nasync def main():\n{inside}\n\n\nasyncio.run(main())\n"
+
+
+def run_python(page: str, place: Path, url: str) -> None:
+    """Run a page's Python after its commands."""
+    if not python_blocks(page) or page.endswith(OTHER_TESTS):
+        return
+    source = program(page, url)
+    if "from ray" in source and find_spec("ray") is None:
+        return  # the extra is not installed; so tests/serving/test_ray.py is skipped, too
+    if "Client(" in source:
+        run("slipstream client events ann 2858,1196", place, SLIPSTREAM_URL=url)
+    if "ss.train(" in source:
+        shutil.rmtree(place / "runs")
+        shutil.rmtree(place / "bundles", ignore_errors=True)  # as the page's commands made them
+    (place / "page.py").write_text(source)
+    printed = run([sys.executable, "page.py"], place)
+    assert "from ray" not in source or printed.splitlines()[-1].startswith("200 "), printed
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_the_page_runs(page: str, workplace: Path, tmp_path: Path):
+def test_every_command_and_python_block_of_the_page_runs(
+    page: str, workplace: Path, tmp_path: Path
+):
     place = tmp_path / "copy"
     shutil.copytree(workplace, place, symlinks=True)
     with contextlib.ExitStack() as servers:
@@ -149,7 +211,10 @@ def test_every_command_of_the_page_runs(page: str, workplace: Path, tmp_path: Pa
         for command in shown_commands(page):
             if any(reason in command for reason in LEFT_OUT):
                 continue
-            if "slipstream serve" in command:
+            ensure_bundle(command, place)
+            if "slipstream serve" in command and "--check" in command:
+                run([*words(command, place), "--port", "0"], place)
+            elif "slipstream serve" in command:
                 servers.close()
                 url = servers.enter_context(served(command, place))
             elif command.startswith("slipstream ui"):
@@ -161,15 +226,20 @@ def test_every_command_of_the_page_runs(page: str, workplace: Path, tmp_path: Pa
                     assert b'"runs":true' in answer.read()
             elif "slipstream client" in command and not url:
                 continue  # shown before a server is
+            elif "client reload --share" in command:
+                export_next_version(place)
+                run(command, place, SLIPSTREAM_URL=url)
             elif "train" in command.split():
                 if "--out" not in command:  # another recipe's run is never continued
                     shutil.rmtree(place / "runs")
                 run(command, place)
             else:
                 run(command, place, SLIPSTREAM_URL=url)
+        run_python(page, place, url)
 
 
 def test_the_pages_show_commands_and_few_are_left_out():
+    assert sum(len(python_blocks(page)) for page in PAGES) >= 15
     commands = [command for page in PAGES for command in shown_commands(page)]
     left_out = [each for each in commands if any(reason in each for reason in LEFT_OUT)]
-    assert len(commands) >= 30 and len(left_out) <= 8
+    assert len(commands) >= 30 and len(left_out) <= 9

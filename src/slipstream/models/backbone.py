@@ -107,13 +107,16 @@ class Layer(nn.Module, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Only the keys and values of `forward`, bit for bit: for the last layer of a prefix."""
 
-    @abstractmethod
-    def tensors(self) -> LayerTensors:
-        """The weights, as the compiled pass takes them."""
+    def tensors(self) -> LayerTensors | None:
+        """The weights, as the compiled pass takes them; None where it does not know the layer."""
+        return None
 
-    @abstractmethod
-    def sizes(self) -> LayerSizes:
-        """The sizes and constants of the layer, which are those of all layers of its model."""
+    def sizes(self) -> LayerSizes | None:
+        """The sizes and constants of the layer, which are those of all layers of its model.
+
+        None: the compiled pass does not know the layer, so `forward` also serves.
+        """
+        return None
 
 
 def joined_heads(
@@ -223,9 +226,11 @@ class Backbone(nn.Module):
             return None
         return self._compiled if self._compiled is not None else self._compile()
 
-    def _compile(self) -> CompiledLayers:
+    def _compile(self) -> CompiledLayers | None:
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]
-        return CompiledLayers(layers[0].sizes(), [layer.tensors() for layer in layers])
+        sizes, tensors = layers[0].sizes(), [layer.tensors() for layer in layers]
+        known = [each for each in tensors if each is not None]
+        return None if sizes is None or len(known) < len(tensors) else CompiledLayers(sizes, known)
 
     def _forward_compiled(
         self,

@@ -75,7 +75,11 @@ function useTitles(model, about) {
     const note = (answer) => {
       answer.items.forEach((id, place) => {
         const shown = show.map((name) => words(answer.shown?.[name]?.[place])).filter(Boolean);
-        known.current.set(String(id), { title: answer.titles?.[place] ?? String(id), note: shown[0] ?? "", shown });
+        const title = answer.titles?.[place] ?? String(id);
+        // An id of text, such as a SKU, is a name that people know.
+        const named = typeof id === "string" && id !== title ? id : "";
+        const note = [named, shown[0]].filter(Boolean).join(" · ");
+        known.current.set(String(id), { title, note, shown });
       });
       setTurn((turn) => turn + 1);
     };
