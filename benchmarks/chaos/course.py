@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.chaos.load import Load, Tally
+from benchmarks.process_figures import resident_bytes
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http.readiness import is_ready
 from slipstream.serving.supervisor import Child, DeploymentConfig, Supervisor
@@ -173,7 +173,7 @@ async def _soak(
     while time.monotonic() < end:
         verdict.resident_bytes.append(
             {
-                child.name: resident_bytes(child)
+                child.name: 0 if child.process is None else resident_bytes(child.process.pid)
                 for child in [*supervisor.instances, *supervisor.routers]
             }
         )
@@ -184,14 +184,3 @@ async def _soak(
                 f"{end - last_log:.0f} s left"
             )
         await asyncio.sleep(course.sample_seconds)
-
-
-def resident_bytes(child: Child) -> int:
-    """Return the resident memory of a child, 0 when it has ended."""
-    if child.process is None:
-        return 0
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{child.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return 0
