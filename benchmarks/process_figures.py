@@ -4,6 +4,7 @@ Touch this when a benchmark or a system test reads another figure of a running p
 """
 
 import contextlib
+import threading
 from pathlib import Path
 
 
@@ -24,3 +25,24 @@ def resident_bytes(pid: int) -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+class MemoryWatch:
+    """Samples the resident memory of a process in a thread while the block runs."""
+
+    def __init__(self, pid: int, samples: list[int], pause: float) -> None:
+        self._pid, self._samples, self._pause = pid, samples, pause
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(self._pause):
+            self._samples.append(resident_bytes(self._pid))

@@ -12,7 +12,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,7 +19,7 @@ import msgspec
 
 AttackKind = Literal["connections", "slow_head", "slow_body", "junk", "header", "no_key"]
 CONNECTING = 256  # connections begun at once
-LIMITS: dict[AttackKind, float] = {  # seconds after which the server must have ended an attempt
+LIMITS: dict[AttackKind, float] = {  # seconds by which the server ends an attempt, and 5 more
     "connections": 15.0,
     "slow_head": 15.0,
     "slow_body": 20.0,
@@ -60,7 +59,6 @@ class AttackTally(msgspec.Struct):
     unfinished: int = 0  # open, but not for long: not counted
     unsent: int = 0  # no connection was made: not counted
     endings: dict[str, int] = {}
-    held_at_once: int = 0
 
     @property
     def attempts(self) -> int:
@@ -81,7 +79,6 @@ class Attackers:
     def __init__(self, plan: AttackPlan) -> None:
         self._plan = plan
         self._tallies = {attack.kind: AttackTally() for attack in plan.attacks}
-        self._held: Counter[AttackKind] = Counter()
         self._kept: list[asyncio.StreamWriter] = []  # the attackers' side stays open
         self._connecting = asyncio.Semaphore(CONNECTING)
         self._end = 0.0
@@ -116,7 +113,6 @@ class Attackers:
             tally.unsent += 1
             return
         self._kept.append(writer)
-        self._held[attack.kind] += 1
         began = time.monotonic()
         sending = asyncio.create_task(self._send(attack, writer))
         try:
@@ -129,7 +125,6 @@ class Attackers:
                 tally.unfinished += 1
         finally:
             sending.cancel()
-            self._held[attack.kind] -= 1
             await asyncio.gather(sending, return_exceptions=True)
 
     def _loop_end(self) -> float:
@@ -146,11 +141,6 @@ class Attackers:
             tally.refused += 1
 
     async def _send(self, attack: Attack, writer: asyncio.StreamWriter) -> None:
-        tally = self._tallies[attack.kind]
-        if attack.kind == "connections":
-            await asyncio.sleep(0.25)  # one that is refused at once is not held
-            tally.held_at_once = max(tally.held_at_once, self._held[attack.kind])
-            return
         with contextlib.suppress(ConnectionError):
             for part in _parts(attack, self._plan.key):
                 writer.write(part)
@@ -161,6 +151,8 @@ class Attackers:
 
 def _parts(attack: Attack, key: str) -> Iterator[bytes]:
     """Return what an attempt sends, piece by piece."""
+    if attack.kind == "connections":
+        return
     head = b"POST /v1/rank HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     if attack.kind == "slow_head":
         for byte in head * 100:

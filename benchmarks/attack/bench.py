@@ -8,7 +8,6 @@ windows or claims change; the attacks are in attackers.py.
 import asyncio
 import secrets
 import tempfile
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from benchmarks.attack.attackers import Attack, AttackPlan, AttackReport, start_
 from benchmarks.attack.honest import HonestWindow, arrivals, visit
 from benchmarks.chaos.bench import FIRST_ID, MODEL, NUM_ITEMS, visitors
 from benchmarks.chaos.load import Visitor
-from benchmarks.process_figures import children, resident_bytes
+from benchmarks.process_figures import MemoryWatch, children, resident_bytes
 from benchmarks.served import ServedProcess, served_process
 from benchmarks.serving.bundle import random_bundle
 from slipstream.bench import harness
@@ -89,35 +88,12 @@ class Measurement:
         port = urlsplit(self._url).port
         assert port is not None
         plan = AttackPlan(port, self._seconds, ATTACKS, self._key)
-        with start_attackers(plan) as attackers, self._watched_memory():
+        watch = MemoryWatch(self._router, self.measured.attacked_bytes, SAMPLE_SECONDS)
+        with start_attackers(plan) as attackers, watch:
             window = self._window()
             self.measured.reports.append(attackers.report())
         self.measured.attacked.append(window)
         self.measured.attack_seconds += self._seconds
-
-    def _watched_memory(self) -> "MemoryWatch":
-        return MemoryWatch(self._router, self.measured.attacked_bytes)
-
-
-class MemoryWatch:
-    """Samples the resident memory of a process in a thread while the block runs."""
-
-    def __init__(self, pid: int, samples: list[int], pause: float = SAMPLE_SECONDS) -> None:
-        self._pid, self._samples, self._pause = pid, samples, pause
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_failure: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._end.wait(self._pause):
-            self._samples.append(resident_bytes(self._pid))
 
 
 def claims_of(measured: Measured) -> dict[str, float]:
@@ -160,8 +136,7 @@ def rows_of(measured: Measured) -> list[harness.Row]:
         rows.append(
             {
                 "variant": kind,
-                "attempts": sum(tally.attempts for tally in tallies),
-                "": text or "none ended in the window",
+                "": f"{sum(tally.attempts for tally in tallies):,} attempts {text}",
                 "samples": [float(tally.refused) for tally in tallies],
             }
         )
