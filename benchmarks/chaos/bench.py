@@ -245,6 +245,9 @@ def report(verdict: Verdict, json_path: Path | None) -> dict[str, Any]:
     tally = verdict.tally
     recoveries = [seconds for found in verdict.recoveries.values() for seconds in found]
     unexplained = tally.unexplained(verdict.disturbances)
+    for failure in unexplained:
+        ago = min((failure.began - each.end for each in verdict.disturbances), key=abs, default=0.0)
+        harness.note(f"unexplained, {ago:+.2f} s from the end of a disturbance: {failure.what}")
     rows: list[harness.Row] = [
         _row(EVENTS[event], len(found), f"works again after at most {max(found):.2f} s", found)
         for event, found in verdict.recoveries.items()

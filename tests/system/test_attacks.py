@@ -35,6 +35,7 @@ from tests.support.serving_fixtures import SMALL_MODEL
 
 pytestmark = pytest.mark.system
 
+SHOP, GREEDY = "a key of the tenant shop", "a key that asks too often"
 GROWTH = 64 * 2**20  # bytes; the audit's attack took 165 MiB
 HELD = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 500)  # files of the attackers
 FLOOD_SECONDS = 50.0  # by then every attempt was ended by the server, on a busy machine too
@@ -92,8 +93,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(bundle: Path) -> Iterator[Target]:
     people = visitors(Engine(bundle), 12, 300)
+    keys = bundle.parent / "keys"
+    keys.touch(0o600)
+    keys.write_text(f"{KEY}\n{SHOP} tenant=shop\n{GREEDY} rate=0.01\n")
     options = ("--deadline-ms", "60000", "--state", str(bundle.parent / "state"))
-    with served_process(bundle, *options, key=KEY, admin_key=ADMIN) as server:
+    options += ("--key-file", str(keys), "--burst", "3")
+    with served_process(bundle, *options, admin_key=ADMIN) as server:
         yield Target(server, bundle, people)
 
 
@@ -230,6 +235,38 @@ def test_a_clients_key_is_no_operators(target: Target, name: str):
     assert raw(target.port, request("POST", f"/admin/{name}", JSON))[0] == 401
     with Client(target.server.url, KEY) as client:
         target.check(client)
+
+
+def test_a_tenants_key_sees_no_other_users(target: Target):
+    first = target.people[0].candidates[0]
+    actions = {name: [1.0] for name in ("click", "like")}
+    with Client(target.server.url, KEY) as client, Client(target.server.url, SHOP) as shop:
+        client.events("ann of nobody", [first], [1], actions=actions)
+        for asked in (shop.user, shop.export):
+            with pytest.raises(RefusalError) as refused:
+                asked("ann of nobody")
+            assert refused.value.status == 404
+        shop.delete("ann of nobody")
+        shop.events("ann of nobody", [first, first], [1, 2], actions={"click": [1, 1]})
+        assert client.user("ann of nobody").behaviours == 1
+        assert shop.user("ann of nobody").behaviours == 2
+        assert shop.users().users != client.users().users
+        with pytest.raises(RefusalError) as refused:
+            shop.metrics()
+        assert refused.value.status == 403
+
+
+def test_a_key_above_its_rate_is_refused_and_counted_and_others_are_served(target: Target):
+    with Client(target.server.url, KEY) as client, Client(target.server.url, GREEDY) as greedy:
+        for _ in range(3):  # the burst
+            target.check(greedy)
+        for _ in range(5):
+            with pytest.raises(RefusalError) as refused:
+                target.check(greedy)
+            assert (refused.value.status, refused.value.code) == (429, "rate_limited")
+            target.check(client)
+        counted = 'slipstream_answers_total{endpoint="rank",status="429"} 5.0'
+        assert counted in client.metrics()
 
 
 @pytest.mark.parametrize(
