@@ -68,5 +68,6 @@ class GrowingUser:
 
 
 def _part(history: HistoryMessage, begin: int, end: int) -> HistoryMessage:
+    assert history.timestamps is not None
     actions = {name: values[begin:end] for name, values in history.actions.items()}
     return HistoryMessage(history.items[begin:end], history.timestamps[begin:end], actions)
