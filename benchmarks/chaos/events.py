@@ -20,6 +20,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.http.client import AsyncClient, RefusalError, UnreachableError
 
 JUMPS = (7_200.0, -3_600.0, 0.0)  # seconds from the machine's clock: ahead, back, and right again
+CLOCK_SECONDS = 60.0  # how far a clock may be from where it jumped to
 OUTAGE_SECONDS = 3.0
 APPENDS, APPENDED = 400, 1_000  # until a full disk has no room left in the file
 
@@ -96,7 +97,8 @@ class ClockJump:
     """The wall clock of all serving processes jumps."""
 
     def __init__(self, stage: Stage, number: int) -> None:
-        self._stage, self._offset = stage, JUMPS[number % len(JUMPS)]
+        self._stage, self._user = stage, f"clock {number}"
+        self._offset = JUMPS[number % len(JUMPS)]
 
     async def __call__(self, verdict: Verdict) -> None:
         """Set the clock under load; nothing may fail."""
@@ -107,8 +109,17 @@ class ClockJump:
                 lambda: len(verdict.tally.successes) > before + 10, "no request was answered"
             )
             await asyncio.sleep(1.0)
+            await self._check_clock()
         verdict.recovered("clock", seconds)
         self._stage.log(f"the clock jumped to {self._offset:+,.0f} s")
+
+    async def _check_clock(self) -> None:
+        """Refuse a jump that did not reach the processes: an append of now says what time it is."""
+        async with self._stage.client() as client:
+            await client.events(self._user, [1])
+            (told,) = (await client.user(self._user)).recent.timestamps or [0]
+        if abs(told - time.time() - self._offset) > CLOCK_SECONDS:
+            raise SlipstreamError("the clock of the instances did not jump; do they read another?")
 
 
 class FullDisk:
