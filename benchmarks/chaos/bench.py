@@ -181,7 +181,7 @@ class Scene:
         """Kill the store of a deployment over Redis."""
         redis = RedisProcess(self._directory / "redis")
         redis.start()
-        stored = next(visitor for visitor in self._people if visitor.stored)
+        stored = [visitor for visitor in self._people if visitor.stored]
         try:
             self._run(
                 redis.url,

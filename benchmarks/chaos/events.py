@@ -7,7 +7,7 @@ another way.
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,9 +162,9 @@ class FullDisk:
 class StoreOutage:
     """Redis is killed, stays away for a while and comes back over the same file."""
 
-    def __init__(self, stage: Stage, redis: RedisProcess, visitor: Visitor) -> None:
-        """`visitor` is a stored one, who is ranked again when the store is back."""
-        self._stage, self._redis, self._visitor = stage, redis, visitor
+    def __init__(self, stage: Stage, redis: RedisProcess, visitors: Sequence[Visitor]) -> None:
+        """`visitors` are stored ones: the store is back when each of them was ranked."""
+        self._stage, self._redis, self._visitors = stage, redis, visitors
 
     async def __call__(self, verdict: Verdict) -> None:
         """Kill the store and start it again; only what needs it may fail."""
@@ -174,19 +174,21 @@ class StoreOutage:
         await asyncio.to_thread(self._redis.start)
         back = time.monotonic()
         async with self._stage.client(2_000.0) as client:
-            while not await self._ranked(client, verdict):
-                if time.monotonic() - back > 60.0:
-                    raise SlipstreamError("stored users are not ranked though the store is back")
-                await asyncio.sleep(0.05)
+            for visitor in self._visitors:
+                while not await _ranked(client, visitor, verdict):
+                    if time.monotonic() - back > 60.0:
+                        raise SlipstreamError("stored users are not ranked, yet the store is back")
+                    await asyncio.sleep(0.05)
         verdict.recovered("store", time.monotonic() - back, begin, "store")
         self._stage.log(
-            f"after Redis was back, a user was ranked {time.monotonic() - back:.2f} s on"
+            f"after Redis was back, all users were ranked {time.monotonic() - back:.2f} s on"
         )
 
-    async def _ranked(self, client: AsyncClient, verdict: Verdict) -> bool:
-        try:
-            answer = await client.rank(self._visitor.user, self._visitor.candidates)
-        except (RefusalError, UnreachableError):
-            return False
-        verdict.tally.check(self._visitor, answer)
-        return True
+
+async def _ranked(client: AsyncClient, visitor: Visitor, verdict: Verdict) -> bool:
+    try:
+        answer = await client.rank(visitor.user, visitor.candidates)
+    except (RefusalError, UnreachableError):
+        return False
+    verdict.tally.check(visitor, answer)
+    return True
