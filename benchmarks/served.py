@@ -28,10 +28,11 @@ class ServedProcess:
     pid: int
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(key: str = "", admin_key: str = "") -> dict[str, str]:
     """Return the environment of a command that imports what this process imports."""
     places = [os.path.abspath(each) for each in sys.path if each]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "SLIPSTREAM_API_KEY": ""}
+    keys = {"SLIPSTREAM_API_KEY": key, "SLIPSTREAM_ADMIN_KEY": admin_key}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **keys}
 
 
 @contextlib.contextmanager
@@ -45,11 +46,16 @@ def served(bundle: Path, *options: str, processes: int = 2) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def served_process(bundle: Path, *options: str, processes: int = 2) -> Iterator[ServedProcess]:
-    """Run a server as `served` does; give its address and its supervisor's process id."""
+def served_process(
+    bundle: Path, *options: str, processes: int = 2, key: str = "", admin_key: str = ""
+) -> Iterator[ServedProcess]:
+    """Run a server as `served` does; give its address and its supervisor's process id.
+
+    With keys, it asks for them; a server with one for clients only has no operator.
+    """
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "slipstream", "serve", str(bundle), "--port", "0", *options],
-        env=child_environment(),
+        env=child_environment(key, admin_key),
         cwd=bundle.parent,
         stdout=subprocess.PIPE,
         text=True,

@@ -82,6 +82,7 @@ def test_a_bundle_of_the_first_format_answers_as_it_did(tmp_path, items):
     recipe = RECIPE | {"model": {"max_len": 50}, "sampler": {"max_len": 20}}  # no rules yet
     write_bundle(tmp_path / "b", recipe, SIZES, tensors(), items)
     description = json.loads((tmp_path / "b" / DESCRIPTION).read_text()) | {"format": 1}
+    del description["digests"]
     (tmp_path / "b" / DESCRIPTION).write_text(json.dumps(description))
     bundle = read_bundle(tmp_path / "b")
     assert (bundle.repeat, bundle.window, bundle.max_len) == ("exclude", "stepped", 50)
@@ -161,9 +162,19 @@ def test_a_changed_byte_is_found_at_the_first_touch_of_its_block(tmp_path, items
     assert (bundle.part("model")["w"] == 1).all()
     assert torch.equal(bundle.rows("item").take(torch.arange(9)), rows_ND[:9])
     touch = bundle.search_codes if name == SEARCH else lambda: bundle.rows("item").take(LAST)
-    for _ in range(2):
+    bundle.check_files(1_000)  # too large to be checked whole
+    for call in (touch, touch, lambda: bundle.check_files(1 << 30)):
         with pytest.raises(SlipstreamError, match=rf"{name} was changed .* export the bundle aga"):
-            touch()
+            call()
+
+
+@pytest.mark.parametrize("early", [b"1", b"2"])
+def test_a_bundle_does_not_become_an_older_one_to_pass_unchecked(tmp_path, items, early):
+    write_bundle(tmp_path / "b", RECIPE, SIZES, tensors(), items)
+    path = tmp_path / "b" / DESCRIPTION
+    path.write_bytes(path.read_bytes().replace(b'"format": 3', b'"format": ' + early, 1))
+    with pytest.raises(SlipstreamError, match=rf"{DESCRIPTION} was changed after it was written"):
+        read_bundle(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", [DESCRIPTION, ITEMS, BLOCKS])

@@ -9,11 +9,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from benchmarks.chaos.load import Load, Tally
+from benchmarks.chaos.load import Disturbance, Load, Need, Tally
+from benchmarks.process_figures import resident_bytes
 from slipstream.errors import SlipstreamError
 from slipstream.serving.http.readiness import is_ready
 from slipstream.serving.supervisor import Child, DeploymentConfig, Supervisor
@@ -26,15 +26,28 @@ class Verdict:
     """What the course found."""
 
     tally: Tally
-    kills: dict[str, list[float]] = field(default_factory=dict)
+    disturbances: list[Disturbance] = field(default_factory=list)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
     lost_in_rolling: int = 0
     lost_at_end: int = 0
+    lost: dict[str, int] = field(default_factory=dict)  # where nothing may fail: reload, clock
     resident_bytes: list[dict[str, int]] = field(default_factory=list)
 
-    @property
-    def kill_times(self) -> list[float]:
-        return [moment for moments in self.kills.values() for moment in moments]
+    def recovered(
+        self, event: str, seconds: float, begin: float | None = None, breaks: Need = "nothing"
+    ) -> None:
+        """Note how long a recovery took; with `begin`, something was broken from then to now."""
+        self.recoveries.setdefault(event, []).append(seconds)
+        if begin is not None:
+            self.disturbances.append(Disturbance(begin, time.monotonic(), breaks))
+
+    @contextlib.contextmanager
+    def losing_nothing(self, event: str) -> Iterator[None]:
+        """Count the requests that fail in the block and that nothing before explains."""
+        first = len(self.tally.failures)
+        yield
+        lost = len(self.tally.unexplained(self.disturbances, first))
+        self.lost[event] = self.lost.get(event, 0) + lost
 
     def growth(self) -> float:
         """Divide resident memory at the end of the soak by that at its beginning (medians)."""
@@ -54,6 +67,14 @@ class Course:
     rolling: int = 1
     soak_seconds: float = 0.0
     sample_seconds: float = 1.0
+    hangs: int = 0
+    reloads: int = 0
+    clock_jumps: int = 0
+    full_disks: int = 0
+    store_kills: int = 0  # of a deployment of its own
+
+
+Event = Callable[[Verdict], Awaitable[None]]
 
 
 @contextlib.contextmanager
@@ -82,54 +103,69 @@ def supervised(plan: DeploymentConfig, log: Callable[[str], None]) -> Iterator[S
 
 
 def run_course(
-    supervisor: Supervisor, load: Load, course: Course, log: Callable[[str], None]
+    supervisor: Supervisor,
+    load: Load,
+    course: Course,
+    log: Callable[[str], None],
+    events: Sequence[Event] = (),
+    verdict: Verdict | None = None,
 ) -> Verdict:
-    """Run the whole course; the supervisor is stopped at its end."""
-    return asyncio.run(_run_course(supervisor, load, course, log))
+    """Run the whole course, `events` after the kills; the supervisor is stopped at its end."""
+    verdict = verdict or Verdict(load.tally)
+    asyncio.run(_run_course(supervisor, load, course, log, events, verdict))
+    return verdict
 
 
 async def _run_course(
-    supervisor: Supervisor, load: Load, course: Course, log: Callable[[str], None]
-) -> Verdict:
-    verdict = Verdict(load.tally)
+    supervisor: Supervisor,
+    load: Load,
+    course: Course,
+    log: Callable[[str], None],
+    events: Sequence[Event],
+    verdict: Verdict,
+) -> None:
     await load.store_histories()
     running = asyncio.create_task(load.run())
     try:
         await asyncio.sleep(1.0)
+        instances, routers = supervisor.instances, supervisor.routers
         for number in range(course.instance_kills):
-            await _kill(
-                supervisor.instances[number % len(supervisor.instances)], "instance", verdict, log
-            )
+            await _kill(instances[number % len(instances)], "instance", verdict, log)
             await asyncio.sleep(course.between_kills)
         for number in range(course.router_kills):
-            await _kill(
-                supervisor.routers[number % len(supervisor.routers)], "router", verdict, log
-            )
+            await _kill(routers[number % len(routers)], "router", verdict, log)
+            await asyncio.sleep(course.between_kills)
+        for number in range(course.hangs):
+            await _hang(instances[number % len(instances)], verdict, log)
+            await asyncio.sleep(course.between_kills)
+        for event in events:
+            await event(verdict)
             await asyncio.sleep(course.between_kills)
         before = len(load.tally.failures)
         for number in range(course.rolling):
             await _roll(supervisor.instances[number % len(supervisor.instances)], log)
-        verdict.lost_in_rolling = len(load.tally.failures) - before
+        verdict.lost_in_rolling += len(load.tally.failures) - before
         await _soak(supervisor, course, verdict, log)
         before = len(load.tally.failures)
         load.stop()
         supervisor.stop()  # SIGTERM to all, with requests under way
         await running
-        verdict.lost_at_end = len(load.tally.failures) - before
+        verdict.lost_at_end += len(load.tally.failures) - before
     finally:
         load.stop()
         supervisor.stop()
         await asyncio.gather(running, return_exceptions=True)
-    return verdict
 
 
 async def _kill(child: Child, kind: str, verdict: Verdict, log: Callable[[str], None]) -> None:
     """Send SIGKILL, then wait until the process answers again."""
     assert child.process is not None
     old, successes = child.process.pid, verdict.tally.successes
-    moment = time.monotonic()
+    begin = time.monotonic()
     os.kill(old, signal.SIGKILL)
-    verdict.kills.setdefault(kind, []).append(moment)
+
+    def gone() -> bool:  # until its memory is freed, its sockets are open
+        return child.process is None or child.process.pid != old
 
     def back() -> bool:
         renewed = child.process is not None and child.process.pid != old
@@ -137,9 +173,26 @@ async def _kill(child: Child, kind: str, verdict: Verdict, log: Callable[[str], 
             return renewed and bool(successes) and successes[-1] > child.started_at
         return renewed and is_ready(child.url)
 
-    seconds = await _wait_for(back, f"{child.name} did not come back")
-    verdict.recoveries.setdefault(kind, []).append(seconds)
+    await wait_for(gone, f"{child.name} did not end")
+    verdict.disturbances.append(Disturbance(begin, time.monotonic()))
+    await wait_for(back, f"{child.name} did not come back")
+    seconds = time.monotonic() - begin
+    verdict.recovered(kind, seconds)
     log(f"killed {child.name}: back after {seconds:.2f} s")
+
+
+async def _hang(child: Child, verdict: Verdict, log: Callable[[str], None]) -> None:
+    """Send SIGSTOP, and never SIGCONT: the supervisor replaces what hangs."""
+    assert child.process is not None
+    begin, old = time.monotonic(), child.process.pid
+    os.kill(old, signal.SIGSTOP)
+
+    def back() -> bool:
+        return child.process is not None and child.process.pid != old and is_ready(child.url)
+
+    seconds = await wait_for(back, f"{child.name} hung and was not replaced")
+    verdict.recovered("hang", seconds, begin)
+    log(f"stopped {child.name}: replaced after {seconds:.2f} s")
 
 
 async def _roll(child: Child, log: Callable[[str], None]) -> None:
@@ -151,11 +204,12 @@ async def _roll(child: Child, log: Callable[[str], None]) -> None:
     def back() -> bool:
         return child.process is not None and child.process.pid != old and is_ready(child.url)
 
-    seconds = await _wait_for(back, f"{child.name} did not come back from its drain")
+    seconds = await wait_for(back, f"{child.name} did not come back from its drain")
     log(f"drained {child.name}: back after {seconds:.2f} s")
 
 
-async def _wait_for(condition: Callable[[], bool], problem: str) -> float:
+async def wait_for(condition: Callable[[], bool], problem: str) -> float:
+    """Wait until a condition holds; return the seconds it took."""
     began = time.monotonic()
     while not await asyncio.to_thread(condition):
         if time.monotonic() - began > RECOVERY_LIMIT_SECONDS:
@@ -173,7 +227,7 @@ async def _soak(
     while time.monotonic() < end:
         verdict.resident_bytes.append(
             {
-                child.name: resident_bytes(child)
+                child.name: 0 if child.process is None else resident_bytes(child.process.pid)
                 for child in [*supervisor.instances, *supervisor.routers]
             }
         )
@@ -184,14 +238,3 @@ async def _soak(
                 f"{end - last_log:.0f} s left"
             )
         await asyncio.sleep(course.sample_seconds)
-
-
-def resident_bytes(child: Child) -> int:
-    """Return the resident memory of a child, 0 when it has ended."""
-    if child.process is None:
-        return 0
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{child.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return 0

@@ -13,7 +13,7 @@ from benchmarks import command
 from slipstream.errors import SlipstreamError
 
 MEASUREMENTS = (
-    *("auto_schedule", "balance", "chaos", "checkpoint", "disk_table", "exchange"),
+    *("attack", "auto_schedule", "balance", "chaos", "checkpoint", "disk_table", "exchange"),
     *("negatives", "pipeline", "recommend", "router", "serving"),
     *("simulate", "startup", "tables"),
 )

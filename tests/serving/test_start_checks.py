@@ -47,6 +47,20 @@ def test_a_damaged_bundle_names_the_part(bundle: Path, name: str, content: bytes
         check_bundle(bundle)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("bundle.json", b'"heads": 2', b'"heads": 1'), ("items.arrow", b"c/d", b"c/e")],
+)
+def test_a_changed_byte_is_found_before_a_process_starts(
+    bundle: Path, name: str, old: bytes, new: bytes
+):
+    content = (bundle / name).read_bytes()
+    assert old in content
+    (bundle / name).write_bytes(content.replace(old, new))
+    with pytest.raises(SlipstreamError, match=f"{name} was changed after it was written"):
+        check_bundle(bundle)
+
+
 def test_weights_that_end_early_are_noticed(bundle: Path):
     whole = (bundle / "weights.safetensors").read_bytes()
     (bundle / "weights.safetensors").write_bytes(whole[:-8])

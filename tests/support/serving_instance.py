@@ -22,14 +22,19 @@ ALWAYS = TriggerConfig(enabled=False)
 
 
 def instance(
-    tmp_path: Path, cost: CostModel = COST, clock: Clock = SYSTEM_CLOCK, **settings: Any
+    tmp_path: Path,
+    cost: CostModel = COST,
+    clock: Clock = SYSTEM_CLOCK,
+    threaded: bool = True,
+    **settings: Any,
 ) -> tuple[Engine, Instance]:
     """A plain engine and an instance of the same bundle, with predicted costs that are fixed."""
     served = engine(tmp_path, max_len=1000)
     settings = {"device_bytes": 32 << 20, "host_bytes": 32 << 20, "trigger": ALWAYS} | settings
     path = next(tmp_path.glob("hstu-*"))
     own_cost = CostModel(cost.coefficients, cost.copy_seconds_per_byte)
-    return served, Instance(path, InstanceConfig(**settings), own_cost, clock)
+    config = InstanceConfig(**settings)
+    return served, Instance(path, config, own_cost, clock, threaded=threaded)
 
 
 def soon(seconds: float = 20.0) -> float:

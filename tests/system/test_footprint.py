@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.process_figures import children
 from benchmarks.serving.bundle import random_bundle
 from slipstream.serving.http.client import Client
 from slipstream.serving.http.messages import HistoryMessage
@@ -31,15 +32,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("footprint") / "bundle"
     random_bundle(place, MODEL, num_items=1_000, first_id=0)
     return place
-
-
-def children(pid: int) -> dict[str, list[int]]:
-    """The processes of a server by their module."""
-    found: dict[str, list[int]] = {}
-    for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        command = Path(f"/proc/{word}/cmdline").read_bytes().decode().split("\0")
-        found.setdefault(command[2].rpartition(".")[2], []).append(int(word))
-    return found
 
 
 def proportional_mb(pid: int) -> float:

@@ -9,12 +9,12 @@ import os
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from benchmarks.chaos.outages import full_disk, small_disk
 from slipstream.serving.http.client import Client, RefusalError
 from slipstream.serving.http.messages import HistoryMessage
 from slipstream.serving.supervisor import Supervisor
@@ -24,17 +24,6 @@ from tests.support.serving_stand_in import standin_scores
 
 HISTORY = HistoryMessage(items=[5, 6, 7], timestamps=[10, 20, 30])
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and immutable files need root")
-
-
-@contextlib.contextmanager
-def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of a few megabytes."""
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def connect(supervisor: Supervisor) -> Client:
@@ -77,17 +66,13 @@ def test_a_full_disk_and_an_immutable_file_are_503_and_work_again(tmp_path: Path
         settings = {"history": f"sqlite:{disk / 'history.db'}"}
         with deployment(tmp_path, **settings) as supervisor, connect(supervisor) as client:
             client.events("ann", [1], [1])
-            filler = disk / "filler"
-            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"x" * 4096)
             many = [2] * 1_000
-            with pytest.raises(RefusalError) as refused:
-                for _ in range(100):  # until the write-ahead log has no room left
-                    client.events("bob", many, many)
-            assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
-            assert stored(client) == [1]
-            filler.unlink()
+            with full_disk(disk):
+                with pytest.raises(RefusalError) as refused:
+                    for _ in range(100):  # until the write-ahead log has no room left
+                        client.events("bob", many, many)
+                assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
+                assert stored(client) == [1]
             assert client.events("ann", [2], [70]).behaviours == 2
     with deployment(tmp_path) as supervisor, connect(supervisor) as client:
         client.events("ann", [1], [1])

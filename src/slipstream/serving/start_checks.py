@@ -32,7 +32,7 @@ def check_bundle(directory: Path, task: str | None = None) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
-    from slipstream.bundle import DESCRIPTION, ITEMS, WEIGHTS
+    from slipstream.bundle import DESCRIPTION, ITEMS, WEIGHTS, read_bundle
     from slipstream.serving.engine.items import ItemIds
 
     if not (directory / DESCRIPTION).is_file():
@@ -58,6 +58,7 @@ def check_bundle(directory: Path, task: str | None = None) -> None:
         raise SlipstreamError(
             f"the weights of bundle {directory} cannot be read ({error}); export it again"
         ) from error
+    read_bundle(directory)  # checks the digests of description and vocabulary
 
 
 def check_bundle_apart(directory: Path, task: str | None = None) -> None:

@@ -347,3 +347,47 @@ def test_signals_for_later_cannot_fill_the_cache(tmp_path):
 
     run(scenario())
     served.close()
+
+
+def test_a_short_ranking_overtakes_one_of_many_candidates(tmp_path, monkeypatch):
+    for place in ("engine.passes", "instance.instance"):
+        monkeypatch.setattr(f"slipstream.serving.{place}.CANDIDATE_TILE", 20)
+    plain, served = instance(tmp_path, threaded=False)
+    whole, many, few = history(60), candidates(300), candidates(5)
+    order = []
+
+    async def rank(name, items, seconds):
+        answer = await served.rank(name, whole, items, deadline=soon(seconds))
+        assert largest_difference(answer.scores, plain.rank(None, whole, items)) == 0
+        order.append(name)
+
+    async def scenario():
+        long = asyncio.create_task(rank("long", many, 20))
+        while not any(job.bulk and job.spent for job in served.scheduler._jobs):
+            served.scheduler.step()
+            await asyncio.sleep(0)
+        short = asyncio.create_task(rank("short", few, 30))  # due later
+        while not (long.done() and short.done()):
+            served.scheduler.step()
+            await asyncio.sleep(0)
+
+    run(scenario())
+    assert order == ["short", "long"]
+    served.close()
+
+
+def test_the_backlog_is_told_in_behaviours_as_routers_count(tmp_path):
+    """A behaviour of a ranking bundle is two tokens: a router must not see twice the work."""
+    _, served = instance(tmp_path, threaded=False)
+
+    async def scenario():
+        early = asyncio.create_task(served.preinfer("u", history(300)))
+        while not served.scheduler._jobs:
+            await asyncio.sleep(0)
+        assert served.backlog == 300
+        while served.scheduler.step() or not early.done():
+            await asyncio.sleep(0)
+        assert served.backlog == 0
+
+    run(scenario())
+    served.close()

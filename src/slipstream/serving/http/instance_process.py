@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from slipstream.bundle import DESCRIPTION
+from slipstream.bundle import DESCRIPTION, read_bundle
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.models.model_config import ModelConfig
@@ -27,6 +27,7 @@ from slipstream.serving.instance.instance import Instance
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.serving.instance.warm_up import warm_up
 
+WHOLE_BYTES = 2**30  # weights up to this size are checked whole before they take over
 log = logging.getLogger("slipstream.serving")
 
 
@@ -46,7 +47,11 @@ class BundlePart:
 def open_instance(
     settings: InstanceSettings, directory: Path, current: Instance | None = None
 ) -> Instance:
-    """Open the version in a directory, and that of retrieval; beside another one, warm."""
+    """Open the version in a directory, and that of retrieval; beside another one, warm.
+
+    What takes over from another version was checked whole, unless it is large: users of the other
+    one should not be the first to touch a damaged block.
+    """
     parts = [BundlePart("", directory, current)]
     if settings.retrieval is not None:
         pinned = directory / RETRIEVAL
@@ -55,6 +60,9 @@ def open_instance(
         parts.insert(0, BundlePart("retrieval-", place, before))
     if current is None:
         _forget_shelves(settings, [part.version for part in parts])
+    else:
+        for part in parts:
+            read_bundle(part.directory).check_files(WHOLE_BYTES)
     opened: Instance | None = None
     for part in parts:  # the instance of retrieval is handed to that of ranking
         opened = _open_part(settings, part, opened)

@@ -1,0 +1,1 @@
+"""Honest users of `slipstream serve` while others attack it."""
