@@ -31,11 +31,12 @@ class Extents:
     def take(self, nbytes: int) -> int | None:
         """Take the smallest free piece that fits; return its offset, None where none fits."""
         size = self.rounded(nbytes)
-        fitting = [(free, at) for at, (_, free) in enumerate(self._free) if free >= size]
-        if not fitting:
+        free, offset = min(
+            ((free, offset) for offset, free in self._free if free >= size), default=(0, 0)
+        )
+        if not free:
             return None
-        free, at = min(fitting)
-        offset = self._free[at][0]
+        at = bisect_left(self._free, (offset, 0))
         self._free[at : at + 1] = [(offset + size, free - size)] if free > size else []
         self.used += size
         return offset
@@ -58,14 +59,20 @@ class Extents:
         self.give(end, nbytes)
 
     def fits_after(self, nbytes: int, returned: Iterable[tuple[int, int]]) -> bool:
-        """Whether a piece would fit once these (offset, bytes) were returned."""
-        pieces = [(offset, self.rounded(size)) for offset, size in returned]
-        wanted, run, end = self.rounded(nbytes), 0, 0
-        for offset, size in sorted([*self._free, *pieces]):
-            run = run + size if offset == end else size
-            end = offset + size
-            if run >= wanted:
+        """Whether a piece would fit once these (offset, bytes) were returned, in this order.
+
+        It reads no more of them than are needed.
+        """
+        wanted, sizes = self.rounded(nbytes), dict(self._free)
+        if any(size >= wanted for size in sizes.values()):
+            return True
+        begins = {offset + size: offset for offset, size in self._free}
+        for piece, size in returned:
+            begin, end = begins.get(piece, piece), piece + self.rounded(size)
+            end += sizes.get(end, 0)
+            if end - begin >= wanted:
                 return True
+            sizes[begin], begins[end] = end - begin, begin
         return False
 
     def give(self, offset: int, nbytes: int) -> None:
