@@ -51,8 +51,7 @@ class EngineSpec(BaseModel):
 
     def cost_model(self) -> CostModel:
         """Return what an instance measures at its start."""
-        fill = None if self.fill_coefficients is None else np.array(self.fill_coefficients)
-        return CostModel(np.array(self.coefficients), self.copy_seconds_per_byte, fill)
+        return CostModel(self.coefficients, self.copy_seconds_per_byte, self.fill_coefficients)
 
     @classmethod
     def measured(

@@ -108,7 +108,8 @@ class InstanceState:
 
     def usable(self, now: float) -> bool:
         """Whether requests may be sent to it now."""
-        return self.ready and not self.draining and self.breaker.allows(now)
+        healthy = not self.breaker.failures or self.breaker.allows(now)
+        return healthy and self.ready and not self.draining
 
     def reset(self) -> None:
         """Forget every failure: a new process has taken its place."""
@@ -190,7 +191,7 @@ class LoadBalancer:
         usable = [
             instance
             for instance in self.instances
-            if instance.name not in tried and instance.usable(now)
+            if instance.usable(now) and instance.name not in tried
         ]
         usable = self._of_pool(usable, behaviours)
         if not usable:
