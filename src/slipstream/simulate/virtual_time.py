@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from slipstream.serving.clock import Clock
 
 Result = TypeVar("Result")
-COLLECT_AFTER = 50_000  # new objects; the interpreter's 700 cost a quarter of a run
+COLLECT_AFTER = 50_000  # new objects; looking after 700 finds nothing and takes time
 
 
 class VirtualEvent:
