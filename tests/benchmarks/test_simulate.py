@@ -142,7 +142,8 @@ def test_parts_run_alone_and_a_short_run_claims_nothing(tmp_path, monkeypatch):
     found = bench.run(True, tmp_path / "found.json", "million")
     assert json.loads((tmp_path / "found.json").read_text())["claims"] == found["claims"] == {}
     [row] = found["rows"]
-    assert (row["report"]["requests"], row["report"]["instances"]) == (200, 100)
+    told = row["samples"]["report"]
+    assert (told["requests"], told["instances"]) == (200, 100)
     assert row["serving_million_seconds"] > 0
     with pytest.raises(SlipstreamError, match="no part is called 'milion'"):
         bench.run(True, None, "milion")
