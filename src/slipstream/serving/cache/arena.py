@@ -6,7 +6,7 @@ Best fit fills the block from its beginning, so an idle process is small. Touch 
 divided in another way.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 import torch
@@ -20,8 +20,19 @@ class Extents:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes // ALIGN * ALIGN
         # (offset, size) of every free piece, in the order of the offsets
-        self._free: list[tuple[int, int]] = [(0, self.nbytes)] if self.nbytes else []
+        self._free: list[tuple[int, int]] = []
+        self._by_size: list[tuple[int, int]] = []  # (size, offset) of the same, the smallest first
+        self._replace(0, 0, [(0, self.nbytes)])
         self.used = 0
+
+    def _replace(self, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Put pieces in the place of some free ones; those without bytes are left out."""
+        for offset, size in self._free[first:last]:
+            del self._by_size[bisect_left(self._by_size, (size, offset))]
+        kept = [(offset, size) for offset, size in pieces if size]
+        for offset, size in kept:
+            insort(self._by_size, (size, offset))
+        self._free[first:last] = kept
 
     @staticmethod
     def rounded(nbytes: int) -> int:
@@ -31,13 +42,12 @@ class Extents:
     def take(self, nbytes: int) -> int | None:
         """Take the smallest free piece that fits; return its offset, None where none fits."""
         size = self.rounded(nbytes)
-        free, offset = min(
-            ((free, offset) for offset, free in self._free if free >= size), default=(0, 0)
-        )
-        if not free:
+        found = bisect_left(self._by_size, (size, 0))
+        if found == len(self._by_size):
             return None
+        free, offset = self._by_size[found]
         at = bisect_left(self._free, (offset, 0))
-        self._free[at : at + 1] = [(offset + size, free - size)] if free > size else []
+        self._replace(at, at + 1, [(offset + size, free - size)])
         self.used += size
         return offset
 
@@ -47,7 +57,7 @@ class Extents:
         for at, (start, free) in enumerate(self._free):
             if start <= offset and offset + size <= start + free:
                 pieces = [(start, offset - start), (offset + size, start + free - offset - size)]
-                self._free[at : at + 1] = [piece for piece in pieces if piece[1]]
+                self._replace(at, at + 1, pieces)
                 self.used += size
                 return True
         return False
@@ -64,7 +74,7 @@ class Extents:
         It reads no more of them than are needed.
         """
         wanted, sizes = self.rounded(nbytes), dict(self._free)
-        if any(size >= wanted for size in sizes.values()):
+        if self._by_size and self._by_size[-1][0] >= wanted:
             return True
         begins = {offset + size: offset for offset, size in self._free}
         for piece, size in returned:
@@ -87,7 +97,7 @@ class Extents:
             offset, size, first = before[0][0], size + before[0][1], at - 1
         if after and after[0][0] == offset + size:
             size, last = size + after[0][1], at + 1
-        self._free[first:last] = [(offset, size)]
+        self._replace(first, last, [(offset, size)])
         self.used -= self.rounded(nbytes)
 
 
