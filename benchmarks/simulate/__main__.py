@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.command import run_function, run_measurement
+from benchmarks.command import run_function
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["reality"]:
@@ -11,6 +11,6 @@ if __name__ == "__main__":
         del sys.argv[1]
         run_function(measure_part)
     else:
-        from benchmarks.simulate import bench
+        from benchmarks.simulate.bench import measure
 
-        run_measurement(bench.run, bench.__doc__)
+        run_function(measure)

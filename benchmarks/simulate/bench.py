@@ -9,8 +9,11 @@ is fixed beforehand: benchmarks/protocols/simulate.md.
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.simulate.calibration import calibrate
 from benchmarks.simulate.nestpipe import law_rows, our_rows, predict_table, technique_rows
@@ -18,13 +21,35 @@ from benchmarks.simulate.reality import JOURNAL, compare
 from benchmarks.simulate.serving_reality import RESULT, serving_rows
 from benchmarks.simulate.turbogr import turbogr_rows
 from slipstream.bench.harness import Row, finish, median, note
+from slipstream.errors import SlipstreamError
+from slipstream.serving.instance.instance_config import InstanceConfig
+from slipstream.simulate.serving_simulation import simulate_serving
 from slipstream.simulate.training_simulation import simulate_training
 
 STEPS, WORKERS = 100, 1536
+REQUESTS, QUICK_REQUESTS, INSTANCES, RATE = 1_000_000, 5_000, 100, 2_000.0
+Found = tuple[list[Row], dict[str, float]]
 
 
-def speed_rows(quick: bool) -> tuple[list[Row], dict[str, float]]:
+def peak_bytes() -> float:
+    """Return the peak memory of this process."""
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def paper_rows(quick: bool) -> Found:
+    """Predict the tables of both papers; short already, so `quick` changes nothing."""
+    note("NestPipe's table from its rows of 128 and 256 workers")
+    rows, claims = predict_table()
+    laws = calibrate()
+    ours, own = our_rows(laws)
+    rows += [*ours, *technique_rows(laws), *law_rows(laws)]
+    note("TurboGR's rows")
+    return rows + turbogr_rows(), claims | own
+
+
+def speed_rows(quick: bool) -> Found:
     """Time the simulator: a hundred steps of 1,536 workers, and one."""
+    note("how fast the simulator is")
     settings: dict[str, Any] = {"workers": WORKERS, "micro_batches": 8}
     begin = time.perf_counter()
     simulate_training("accelerators", "nested", steps=8 if quick else STEPS, **settings)
@@ -34,17 +59,46 @@ def speed_rows(quick: bool) -> tuple[list[Row], dict[str, float]]:
         begin = time.perf_counter()
         simulate_training("accelerators", "nested", steps=1, **settings)
         samples.append(time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     claims = {
         "seconds_100_steps": whole,
         "seconds_one_step": median(samples),
-        "peak_bytes": float(peak),
+        "peak_bytes": peak_bytes(),
     }
     row: Row = {"variant": f"{WORKERS:,} workers, jagged and balanced", "part": "speed"}
     return [row | claims | {"samples": samples}], claims
 
 
-def reality_rows() -> tuple[list[Row], dict[str, float]]:
+def million_rows(quick: bool) -> Found:
+    """Time a million requests on a hundred instances; a short run claims nothing."""
+    requests = QUICK_REQUESTS if quick else REQUESTS
+    note(f"{requests:,} requests on {INSTANCES} instances")
+    tier = 512 << 20
+    begin, worked = time.perf_counter(), time.process_time()
+    report = simulate_serving(
+        instances=INSTANCES,
+        rate=RATE,
+        requests=requests,
+        traffic={"lengths": {"median": 512, "sigma": 0.5, "shortest": 1, "longest": 65_536}},
+        config=InstanceConfig(device_bytes=tier, host_bytes=tier, host_path="simulated"),
+    )
+    figures = {
+        "serving_million_seconds": time.perf_counter() - begin,
+        "serving_million_cpu_seconds": time.process_time() - worked,
+        "serving_million_peak_bytes": peak_bytes(),
+    }
+    row: Row = {"variant": f"{requests:,} requests on {INSTANCES} instances", "part": "million"}
+    row |= figures | {"samples": {"report": report.row()}}
+    return [row], {} if quick else figures
+
+
+def reality_rows(quick: bool) -> Found:
+    """Return measured against simulated steps, and recorded against simulated serving rates."""
+    rows, claims = _step_rows()
+    served, slo = serving_rows(quick) if RESULT.is_file() else ([], {})
+    return rows + served, claims | slo
+
+
+def _step_rows() -> Found:
     """Return measured against simulated steps of every part that was measured."""
     rows: list[Row] = []
     for path in sorted(JOURNAL.glob("reality-*.json")):
@@ -60,20 +114,44 @@ def reality_rows() -> tuple[list[Row], dict[str, float]]:
     }
 
 
-def run(quick: bool, json_path: Path | None) -> dict[str, Any]:
-    """Print every comparison and the claims."""
-    note("NestPipe's table from its rows of 128 and 256 workers")
-    rows, claims = predict_table()
-    laws = calibrate()
-    ours, own = our_rows(laws)
-    rows += [*ours, *technique_rows(laws), *law_rows(laws)]
-    claims |= own
-    note("TurboGR's rows")
-    rows += turbogr_rows()
-    note("how fast the simulator is")
-    speed, fast = speed_rows(quick)
-    measured, reality = reality_rows()
-    served, slo = serving_rows(quick) if RESULT.is_file() else ([], {})
-    return finish(
-        "simulate", [*rows, *speed, *measured, *served], claims | fast | reality | slo, json_path
-    )
+PARTS: dict[str, Callable[[bool], Found]] = {
+    "papers": paper_rows,
+    "speed": speed_rows,
+    "million": million_rows,
+    "reality": reality_rows,
+}
+
+
+def run(quick: bool, json_path: Path | None, parts: str = "") -> dict[str, Any]:
+    """Print every comparison and the claims of the parts named, or of all."""
+    chosen = [each for each in parts.split(",") if each] or list(PARTS)
+    unknown = sorted(set(chosen) - set(PARTS))
+    if unknown:
+        raise SlipstreamError(f"no part is called '{unknown[0]}'; there are {', '.join(PARTS)}")
+    rows: list[Row] = []
+    claims: dict[str, float] = {}
+    for name in chosen:
+        found, claimed = PARTS[name](quick)
+        rows, claims = rows + found, claims | claimed
+    return finish("simulate", rows, claims, json_path)
+
+
+def measure(
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write figures and rows to this file.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small and short: shows that everything runs.")
+    ] = False,
+    parts: Annotated[
+        str, typer.Option(help=f"Only these parts, separated by commas: {', '.join(PARTS)}.")
+    ] = "",
+) -> None:
+    """Hold the simulator against two papers and this machine, and time it.
+
+    Parts: `papers` (NestPipe's and TurboGR's rows), `speed` (1,536 workers), `million` (10^6
+    requests on 100 instances), `reality` (what was measured here).
+
+    Example: python -m benchmarks.simulate --parts speed,million
+    """
+    run(quick, json_path, parts)

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.simulate import nestpipe, papers, reality, serving_reality, turbogr
+from benchmarks.simulate import bench, nestpipe, papers, reality, serving_reality, turbogr
 from benchmarks.simulate.calibration import Choices, calibrate, serial_step, steps_at_128
+from slipstream.errors import SlipstreamError
 from slipstream.pipeline.hazards import Task
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.simulate.cluster import open_cluster
@@ -134,3 +135,25 @@ def test_recorded_serving_rates_are_compared_with_simulated_ones(tmp_path, monke
     rows, claims = serving_reality.serving_rows(quick=True)
     assert [row["variant"] for row in rows] == ["N 1024: relay", "N 1024: W1"]
     assert claims["reality_error_slo"] == max(abs(row["error"]) for row in rows)
+
+
+def test_parts_run_alone_and_a_short_run_claims_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "QUICK_REQUESTS", 200)
+    found = bench.run(True, tmp_path / "found.json", "million")
+    assert json.loads((tmp_path / "found.json").read_text())["claims"] == found["claims"] == {}
+    [row] = found["rows"]
+    told = row["samples"]["report"]
+    assert (told["requests"], told["instances"]) == (200, 100)
+    assert row["serving_million_seconds"] > 0
+    with pytest.raises(SlipstreamError, match="no part is called 'milion'"):
+        bench.run(True, None, "milion")
+
+
+def test_a_million_requests_are_claimed(monkeypatch):
+    monkeypatch.setattr(bench, "REQUESTS", 300)
+    _, claims = bench.million_rows(False)
+    assert set(claims) == {
+        "serving_million_seconds",
+        "serving_million_cpu_seconds",
+        "serving_million_peak_bytes",
+    }

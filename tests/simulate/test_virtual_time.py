@@ -1,10 +1,11 @@
 """Virtual time jumps from event to event, in order, and keeps errors."""
 
 import asyncio
+import gc
 
 import pytest
 
-from slipstream.simulate.virtual_time import VirtualClock, VirtualLoop
+from slipstream.simulate.virtual_time import COLLECT_AFTER, VirtualClock, VirtualLoop
 
 
 def test_coroutines_sleep_without_waiting_and_in_order():
@@ -64,3 +65,19 @@ def test_a_clock_stands_at_the_beginning_of_a_step_while_it_is_accounted_for():
     loop.run_until_idle()
     clock.shift = -2.0
     assert clock.now() == clock.wall_time() == 3.0
+
+
+@pytest.mark.parametrize("usual", [(700, 10, 10), (0, 10, 10), (90_000, 5, 5)])
+def test_garbage_is_collected_as_before_after_a_run_that_failed(usual):
+    before, during = gc.get_threshold(), []
+    gc.set_threshold(*usual)
+    try:
+        loop = VirtualLoop()
+        loop.call_soon(lambda: during.append(gc.get_threshold()[0]))
+        loop.call_soon(lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.run_until_idle()
+        assert gc.get_threshold() == usual
+        assert during == [max(usual[0], COLLECT_AFTER) if usual[0] else 0]
+    finally:
+        gc.set_threshold(*before)

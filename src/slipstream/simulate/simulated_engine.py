@@ -8,6 +8,7 @@ now and a random factor. Touch this when the engine gets another kind of work.
 import math
 import os
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,8 +51,7 @@ class EngineSpec(BaseModel):
 
     def cost_model(self) -> CostModel:
         """Return what an instance measures at its start."""
-        fill = None if self.fill_coefficients is None else np.array(self.fill_coefficients)
-        return CostModel(np.array(self.coefficients), self.copy_seconds_per_byte, fill)
+        return CostModel(self.coefficients, self.copy_seconds_per_byte, self.fill_coefficients)
 
     @classmethod
     def measured(
@@ -69,8 +69,8 @@ class SimulatedHistory(EncodedHistory):
     end: int
 
     def __init__(self, user: int, begin: int, end: int) -> None:
-        for name, value in (("user", user), ("begin", begin), ("end", end)):
-            object.__setattr__(self, name, value)
+        own = self.__dict__  # the class it extends is frozen
+        own["user"], own["begin"], own["end"] = user, begin, end
 
     def __len__(self) -> int:
         return self.end - self.begin
@@ -143,7 +143,7 @@ class UnbackedShelf(Shelf):
     def __init__(self, nbytes: int, max_records: int = 4096) -> None:
         self.limit, self.extents = Extents(nbytes).nbytes, Extents(nbytes)
         self.max_records, self._free_places = max_records, list(range(max_records - 1, -1, -1))
-        self.records: dict[tuple[bytes, int, bytes], Record] = {}
+        self.records: OrderedDict[tuple[bytes, int, bytes], Record] = OrderedDict()
         self.dropped = self._order = 0
 
     def _grow(self, nbytes: int) -> bool:

@@ -51,6 +51,7 @@ class _Steps:
             except BaseException as error:
                 failed = error
             self.ahead.append((engine.owed, value, failed))
+            failed = None  # else the error's traceback and this frame keep each other
 
     def __iter__(self) -> "_Steps":
         return self
@@ -58,9 +59,12 @@ class _Steps:
     def __next__(self) -> Any:
         seconds, value, error = self.ahead.popleft()
         self._node.clock.shift += seconds  # from the step's beginning to its end
-        if error is not None:
+        if error is None:
+            return value
+        try:
             raise error
-        return value
+        finally:
+            error = None  # else its traceback and this frame keep each other
 
 
 class SimulatedNode:

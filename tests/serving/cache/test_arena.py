@@ -101,3 +101,29 @@ def test_room_after_returns_is_foretold_without_returning():
     assert extents.used == 4 * 64
     extents.give(offsets[3], 64)
     assert extents.fits_after(192, pieces[1:3]) and not extents.fits_after(193, pieces[1:3])
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12),
+    returned=st.randoms(use_true_random=False),
+    wanted=st.integers(1, 20),
+)
+def test_what_is_foretold_is_what_returning_brings(sizes, returned, wanted):
+    extents = Extents(64 * 20)
+    pieces = [(extents.take(64 * size), 64 * size) for size in sizes]
+    pieces = [piece for piece in pieces if piece[0] is not None]
+    returned.shuffle(pieces)
+    half = len(pieces) // 2
+    for piece in pieces[half:]:
+        extents.give(*piece)
+    foretold = extents.fits_after(64 * wanted, pieces[:half])
+    for piece in pieces[:half]:
+        extents.give(*piece)
+    assert foretold == (extents.take(64 * wanted) is not None)
+
+
+def test_no_more_pieces_are_looked_at_than_are_needed():
+    extents = Extents(4 * 64)
+    pieces = iter([(extents.take(64), 64) for _ in range(4)])
+    assert extents.fits_after(128, pieces)
+    assert len(list(pieces)) == 2

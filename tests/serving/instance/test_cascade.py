@@ -206,7 +206,7 @@ def test_a_short_request_overtakes_a_running_search(tmp_path, task, monkeypatch)
 
 
 def test_a_search_that_cannot_be_in_time_is_refused_or_given_up(tmp_path):
-    slow = CostModel(COST.coefficients * 1e3, 1e-10)
+    slow = CostModel([1e3 * each for each in COST.coefficients], 1e-10)
     path = write_bundle(tmp_path / "b", "ranking")
     served = Instance(path, InstanceConfig(device_bytes=32 << 20, host_bytes=0), slow)
     with pytest.raises(OverloadError, match="serve a retrieval bundle before this one"):

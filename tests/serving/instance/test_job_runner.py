@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.job_runner import JobRunner, RecentWaits
@@ -30,6 +32,17 @@ def test_the_tail_of_recent_waits_forgets():
         waits.add(1.0, 0.001 * i)
     assert waits.tail(2.0) == pytest.approx(0.099)
     assert waits.tail(7.0) == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(-1, 1)), min_size=1, max_size=40))
+def test_the_tail_is_that_of_the_newest_waits_within_the_horizon(passed):
+    waits, seen, now = RecentWaits(horizon=5.0, most=16), [], 0.0
+    for seconds, wait in passed:
+        now += seconds
+        waits.add(now, wait)
+        seen.append((now, max(0.0, wait)))
+        recent = sorted(each for at, each in seen[-16:] if now - at <= 5.0)
+        assert waits.tail(now) == recent[min(len(recent) - 1, int(0.99 * len(recent)))]
 
 
 def test_a_request_and_steps_return_their_results_and_release_once():

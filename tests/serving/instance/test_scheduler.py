@@ -1,7 +1,10 @@
 """Ranking first, then by deadline, one step at a time; batches only where all are in time."""
 
+import gc
+import math
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -295,3 +298,25 @@ def test_a_thread_that_has_died_is_not_alive():
     scheduler.start()
     scheduler._thread.join(30)
     assert not scheduler.is_alive()
+
+
+def test_a_job_that_has_ended_keeps_nobody_alive():
+    class Waiting:
+        """What waits for a job and knows it, as a request does."""
+
+        job: Job
+
+        def hear(self, result, error):
+            pass
+
+    scheduler, waiting = Scheduler(lambda requests: requests, lambda _: 0.0), Waiting()
+    waiting.job = Job(Kind.RANK, math.inf, 0.0, waiting.hear, request=1)
+    scheduler.submit(waiting.job)
+    gone = weakref.ref(waiting)
+    gc.disable()
+    try:
+        assert scheduler.step()
+        del waiting
+        assert gone() is None
+    finally:
+        gc.enable()

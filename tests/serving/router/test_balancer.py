@@ -273,3 +273,51 @@ def test_instances_come_and_go_and_only_their_own_users_move():
 
 def test_without_instances_there_is_no_choice():
     assert LoadBalancer([]).choose("ann", 1) is None
+
+
+def plainly_chosen(
+    balancer: LoadBalancer,
+    user: str,
+    behaviours: int,
+    tried: set[str],
+    last: str | None,
+    alone: bool,
+) -> InstanceState | None:
+    """The rule in full: every usable instance ordered, the first that is not overloaded."""
+    usable = [each for each in balancer.instances if each.name not in tried and each.usable(0.0)]
+    if not usable:
+        return None
+    order = instance_order(user, usable)
+    if not balancer.affinity or (alone and last not in [each.name for each in usable]):
+        return min(order, key=lambda each: each.load)
+    if alone:
+        order.sort(key=lambda each: each.name != last)
+    bound = 1.25 * (sum(each.load for each in usable) + behaviours) / len(usable)
+    for each in order:
+        if each.load + behaviours <= bound or each.load <= balancer.slack_behaviours:
+            return each
+    return min(usable, key=lambda each: each.load)
+
+
+LOADS = st.sampled_from([0, 1, 500, 1_024, 1_025, 1_600, 9_000])
+
+
+@given(
+    states=st.lists(st.tuples(LOADS, LOADS, st.booleans(), st.booleans()), min_size=1, max_size=9),
+    behaviours=st.sampled_from([1, 600, 3_000]),
+    tried=st.sets(st.sampled_from(["i-0", "i-1", "i-5"]), max_size=2),
+    last=st.sampled_from([None, "i-0", "i-1", "i-8", "gone"]),
+    alone=st.booleans(),
+    affinity=st.booleans(),
+)
+def test_choices_are_those_of_the_rule_in_full(states, behaviours, tried, last, alone, affinity):
+    instances = fleet(len(states))
+    for each, (outstanding, reported, ready, tripped) in zip(instances, states, strict=True):
+        each.outstanding, each.reported, each.ready = outstanding, reported, ready
+        if tripped:
+            each.breaker.trip(0.0, 5.0)
+    balancer = LoadBalancer(instances, alone=alone, affinity=affinity, clock=FakeClock(0.0))
+    if last is not None:
+        balancer.note_served("ann", InstanceState(last, "http://127.0.0.1:1"))
+    expected = plainly_chosen(balancer, "ann", behaviours, tried, last, alone)
+    assert balancer.choose("ann", behaviours, tried=tried) is expected

@@ -6,7 +6,7 @@ Best fit fills the block from its beginning, so an idle process is small. Touch 
 divided in another way.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 import torch
@@ -20,8 +20,19 @@ class Extents:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes // ALIGN * ALIGN
         # (offset, size) of every free piece, in the order of the offsets
-        self._free: list[tuple[int, int]] = [(0, self.nbytes)] if self.nbytes else []
+        self._free: list[tuple[int, int]] = []
+        self._by_size: list[tuple[int, int]] = []  # (size, offset) of the same, the smallest first
+        self._replace(0, 0, [(0, self.nbytes)])
         self.used = 0
+
+    def _replace(self, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Put pieces in the place of some free ones; those without bytes are left out."""
+        for offset, size in self._free[first:last]:
+            del self._by_size[bisect_left(self._by_size, (size, offset))]
+        kept = [(offset, size) for offset, size in pieces if size]
+        for offset, size in kept:
+            insort(self._by_size, (size, offset))
+        self._free[first:last] = kept
 
     @staticmethod
     def rounded(nbytes: int) -> int:
@@ -31,12 +42,12 @@ class Extents:
     def take(self, nbytes: int) -> int | None:
         """Take the smallest free piece that fits; return its offset, None where none fits."""
         size = self.rounded(nbytes)
-        fitting = [(free, at) for at, (_, free) in enumerate(self._free) if free >= size]
-        if not fitting:
+        found = bisect_left(self._by_size, (size, 0))
+        if found == len(self._by_size):
             return None
-        free, at = min(fitting)
-        offset = self._free[at][0]
-        self._free[at : at + 1] = [(offset + size, free - size)] if free > size else []
+        free, offset = self._by_size[found]
+        at = bisect_left(self._free, (offset, 0))
+        self._replace(at, at + 1, [(offset + size, free - size)])
         self.used += size
         return offset
 
@@ -46,7 +57,7 @@ class Extents:
         for at, (start, free) in enumerate(self._free):
             if start <= offset and offset + size <= start + free:
                 pieces = [(start, offset - start), (offset + size, start + free - offset - size)]
-                self._free[at : at + 1] = [piece for piece in pieces if piece[1]]
+                self._replace(at, at + 1, pieces)
                 self.used += size
                 return True
         return False
@@ -58,14 +69,20 @@ class Extents:
         self.give(end, nbytes)
 
     def fits_after(self, nbytes: int, returned: Iterable[tuple[int, int]]) -> bool:
-        """Whether a piece would fit once these (offset, bytes) were returned."""
-        pieces = [(offset, self.rounded(size)) for offset, size in returned]
-        wanted, run, end = self.rounded(nbytes), 0, 0
-        for offset, size in sorted([*self._free, *pieces]):
-            run = run + size if offset == end else size
-            end = offset + size
-            if run >= wanted:
+        """Whether a piece would fit once these (offset, bytes) were returned, in this order.
+
+        It reads no more of them than are needed.
+        """
+        wanted, sizes = self.rounded(nbytes), dict(self._free)
+        if self._by_size and self._by_size[-1][0] >= wanted:
+            return True
+        begins = {offset + size: offset for offset, size in self._free}
+        for piece, size in returned:
+            begin, end = begins.get(piece, piece), piece + self.rounded(size)
+            end += sizes.get(end, 0)
+            if end - begin >= wanted:
                 return True
+            sizes[begin], begins[end] = end - begin, begin
         return False
 
     def give(self, offset: int, nbytes: int) -> None:
@@ -80,7 +97,7 @@ class Extents:
             offset, size, first = before[0][0], size + before[0][1], at - 1
         if after and after[0][0] == offset + size:
             size, last = size + after[0][1], at + 1
-        self._free[first:last] = [(offset, size)]
+        self._replace(first, last, [(offset, size)])
         self.used -= self.rounded(nbytes)
 
 

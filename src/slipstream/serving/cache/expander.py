@@ -150,15 +150,15 @@ class Expander:
             return None
         offset = self.shelf.take(nbytes)
         if offset is None:
-            free = [r for r in self.shelf.records.values() if not self._holders.get(r.place)]
-            if not self.shelf.extents.fits_after(nbytes, [(r.offset, r.nbytes) for r in free]):
+            pieces = ((record.offset, record.nbytes) for record in self._free_by_age())
+            if not self.shelf.extents.fits_after(nbytes, pieces):
                 return None
-            for record in sorted(free, key=lambda record: record.order):
+            while offset is None:
+                record = next(self._free_by_age(), None)
+                if record is None:
+                    return None
                 self._remove(record)
-                if (offset := self.shelf.take(nbytes)) is not None:
-                    break
-            else:
-                return None
+                offset = self.shelf.take(nbytes)
         self._demoting.add(key)
         return Demotion(self.shelf, key, prefix, offset, nbytes)
 
@@ -203,6 +203,11 @@ class Expander:
         )
         prefix = self.engine.prefix_of(encoded.part(0, record.behaviours), buffer, record.digest)
         return HostLease(self, record, prefix)
+
+    def _free_by_age(self) -> Iterator[Record]:
+        """Iterate over the entries that nobody reads, the least recently used first."""
+        records = self.shelf.records.values()
+        return (record for record in records if not self._holders.get(record.place))
 
     def _release(self, record: Record) -> None:
         self._holders[record.place] -= 1

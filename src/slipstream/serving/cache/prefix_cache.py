@@ -12,6 +12,7 @@ the room after it, which the compute thread uses while it ranks. All methods are
 thread, the event loop's. Touch this when entries are kept or evicted in another way.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -38,15 +39,18 @@ class Busy:
 
 
 class Slot:
-    """An entry of the cache with its memory."""
+    """An entry of the cache with its memory. `kept` are the cache's entries that must stay."""
 
-    def __init__(self, key: PrefixKey, offset: int, buffer: PrefixBuffer) -> None:
+    def __init__(
+        self, key: PrefixKey, offset: int, buffer: PrefixBuffer, kept: "set[Slot]"
+    ) -> None:
         self.key, self.offset, self.buffer = key, offset, buffer
         self.state = State.FILLING
         self.prefix: Prefix | None = None
         self.holders = 0
         self.pinned_until: float | None = None
-        self.last_used = 0
+        self._kept = kept
+        kept.add(self)
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +62,27 @@ class Slot:
         """Whether it is READY, not held and not pinned."""
         return self.state is State.READY and self.holders == 0 and self.pinned_until is None
 
+    def become(self, state: State) -> None:
+        """Change its state."""
+        self.state = state
+        self._settle()
+
+    def hold(self, more: int) -> None:
+        """Count one holder more or less."""
+        self.holders += more
+        self._settle()
+
+    def pin(self, until: float | None) -> None:
+        """Pin it until a moment; None ends its pin."""
+        self.pinned_until = until
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.evictable or self.state is State.GONE:
+            self._kept.discard(self)
+        else:
+            self._kept.add(self)
+
 
 class Lease:
     """The right to read a prefix; it ends with `release` or with the `with` block."""
@@ -66,13 +91,13 @@ class Lease:
         assert slot.prefix is not None
         self.slot, self.prefix = slot, slot.prefix
         self._held = True
-        slot.holders += 1
+        slot.hold(1)
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
         if self._held:
             self._held = False
-            self.slot.holders -= 1
+            self.slot.hold(-1)
 
     def __enter__(self) -> Self:
         return self
@@ -96,9 +121,10 @@ class PrefixCache:
     ) -> None:
         self.shape, self.arena, self.clock = shape, arena or Arena(budget), clock
         self.pin_share, self.max_pin_seconds = pin_share, max_pin_seconds
-        self._slots: dict[PrefixKey, Slot] = {}
+        # The entry used least recently is the first.
+        self._slots: OrderedDict[PrefixKey, Slot] = OrderedDict()
+        self._kept: set[Slot] = set()  # those that cannot be evicted now
         self._users: dict[str, set[PrefixKey]] = {}
-        self._uses = 0
         self.evictions = self.expired_pins = self.refused_pins = 0
 
     @property
@@ -114,7 +140,7 @@ class PrefixCache:
     @property
     def pinned(self) -> int:
         """Bytes that cannot be evicted now."""
-        return sum(slot.nbytes for slot in self._slots.values() if not slot.evictable)
+        return sum(slot.nbytes for slot in self._kept)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -136,18 +162,15 @@ class PrefixCache:
             return Busy("larger_than_cache")
         offset = self.arena.take(nbytes)
         if offset is None:
-            evictable = self._evictable_by_age()
-            if not self.arena.fits_after(
-                nbytes, [(slot.offset, slot.nbytes) for slot in evictable]
-            ):
+            pieces = ((slot.offset, slot.nbytes) for slot in self._evictable_by_age())
+            if not self.arena.fits_after(nbytes, pieces):
                 return Busy("cache_full")
-            for slot in evictable:
-                self._remove(slot)
+            while offset is None:
+                self._remove(next(self._evictable_by_age()))
                 self.evictions += 1
-                if (offset := self.arena.take(nbytes)) is not None:
-                    break
-            assert offset is not None
-        slot = Slot(key, offset, self.shape.buffer(capacity, self.arena.view(offset, nbytes)))
+                offset = self.arena.take(nbytes)
+        memory = self.arena.view(offset, nbytes)
+        slot = Slot(key, offset, self.shape.buffer(capacity, memory), self._kept)
         self._slots[key] = slot
         self._users.setdefault(key.user, set()).add(key)
         return slot
@@ -164,8 +187,9 @@ class PrefixCache:
             slot.key.digest,
         ):
             raise ValueError("the prefix is not the one the slot was reserved for")
-        slot.prefix, slot.state = prefix, State.READY
-        self._touch(slot)
+        slot.prefix = prefix
+        slot.become(State.READY)
+        self._slots.move_to_end(slot.key)
         if pinned_until is not None:
             self.pin(slot, pinned_until)
 
@@ -184,8 +208,8 @@ class PrefixCache:
         if slot is None or slot.state is not State.READY:
             return None
         if not keep_pin:
-            slot.pinned_until = None
-        self._touch(slot)
+            slot.pin(None)
+        self._slots.move_to_end(key)
         return Lease(slot)
 
     def pin(self, slot: Slot, until: float) -> bool:
@@ -195,17 +219,17 @@ class PrefixCache:
         """
         if slot.state is not State.READY:
             raise ValueError("only a ready entry can be pinned")
-        self._touch(slot)
+        self._slots.move_to_end(slot.key)
         others = sum(
             other.nbytes
-            for other in self._slots.values()
+            for other in self._kept
             if other is not slot and other.pinned_until is not None
         )
         if others + slot.nbytes > self.pin_share * self.budget:
             self.refused_pins += 1
             return False
         until = min(until, self.clock.now() + self.max_pin_seconds)
-        slot.pinned_until = until if slot.pinned_until is None else max(until, slot.pinned_until)
+        slot.pin(until if slot.pinned_until is None else max(until, slot.pinned_until))
         return True
 
     def expire(self) -> int:
@@ -213,11 +237,11 @@ class PrefixCache:
         now = self.clock.now()
         late = [
             slot
-            for slot in self._slots.values()
+            for slot in self._kept
             if slot.pinned_until is not None and slot.pinned_until <= now
         ]
         for slot in late:
-            slot.pinned_until = None
+            slot.pin(None)
         self.expired_pins += len(late)
         return len(late)
 
@@ -225,7 +249,7 @@ class PrefixCache:
         """Remove a user's entries, pinned ones too; return how many are still filling or held."""
         slots = [self._slots[key] for key in self._users.get(user, ())]
         for slot in slots:
-            slot.pinned_until = None
+            slot.pin(None)
             if slot.evictable:
                 self._remove(slot)
         return sum(slot.state is not State.GONE for slot in slots)
@@ -234,15 +258,8 @@ class PrefixCache:
         """Iterate over all entries."""
         return iter(tuple(self._slots.values()))
 
-    def _evictable_by_age(self) -> list[Slot]:
-        return sorted(
-            (slot for slot in self._slots.values() if slot.evictable),
-            key=lambda slot: slot.last_used,
-        )
-
-    def _touch(self, slot: Slot) -> None:
-        self._uses += 1
-        slot.last_used = self._uses
+    def _evictable_by_age(self) -> Iterator[Slot]:
+        return (slot for slot in self._slots.values() if slot.evictable)
 
     def _remove(self, slot: Slot) -> None:
         del self._slots[slot.key]
@@ -251,4 +268,4 @@ class PrefixCache:
         if not keys:
             del self._users[slot.key.user]
         self.arena.give(slot.offset, slot.nbytes)
-        slot.state = State.GONE
+        slot.become(State.GONE)

@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,8 @@ class Shelf:
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self.max_records = max_records
         self._free_places = list(range(max_records - 1, -1, -1))
-        self.records: dict[tuple[bytes, int, bytes], Record] = {}
+        # The record used least recently is the first.
+        self.records: OrderedDict[tuple[bytes, int, bytes], Record] = OrderedDict()
         self.dropped = 0  # incomplete records found at opening
         self._order = 0
         header = _MAGIC + xxhash.xxh3_128_digest(
@@ -193,6 +195,7 @@ class Shelf:
         """Make a record the most recently used."""
         self._order += 1
         record.order = self._order
+        self.records.move_to_end((record.user, record.behaviours, record.digest))
         self._write(record)
 
     def remove(self, record: Record) -> None:
@@ -230,6 +233,8 @@ class Shelf:
         """Read the records of an earlier process; drop the incomplete ones."""
         self.extents.grow(self.limit)
         self._read_records()
+        by_age = sorted(self.records.items(), key=lambda item: item[1].order)
+        self.records = OrderedDict(by_age)
         ends = [r.offset + Extents.rounded(r.nbytes) for r in self.records.values()]
         self.extents = Extents(max(ends, default=0))  # the rest may not be allocated
         for record in self.records.values():

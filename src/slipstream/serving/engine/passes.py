@@ -4,6 +4,7 @@ Candidates see the history and themselves, so they are scored in tiles of any si
 a pass computes something else; what a request may ask for is checked in engine.py.
 """
 
+import itertools
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
@@ -15,10 +16,11 @@ from slipstream.models.inputs import ModelInput
 from slipstream.models.jagged import offsets_from_lengths
 from slipstream.models.ranking import RankingModel
 from slipstream.models.stream import Stream
+from slipstream.ops.topk import score_rows
 from slipstream.serving.engine.encoding import HistoryEncoder
 from slipstream.serving.engine.feature_rows import FeatureRows
 from slipstream.serving.engine.item_search import ItemSearch
-from slipstream.serving.engine.prefix import MIN_ROWS
+from slipstream.serving.engine.prefix import MIN_ROWS, CachedTokens
 from slipstream.serving.engine.prefix_steps import StreamPass, Suffix, layer_steps, run_layers
 from slipstream.serving.engine.rank_query import NO_ROWS, RankQuery, context_of_tokens
 
@@ -67,11 +69,26 @@ class ModelPasses:
                 self._similarity(query_D, q.candidates_C)
                 for query_D, q in zip(self._search.directions(last_BD), queries, strict=True)
             ]
-        counts = [q.candidates_C.numel() for q in queries]
+        ends = list(itertools.accumulate(q.candidates_C.numel() for q in queries))
+        scores = self._probabilities(self._hidden_WD(queries))
         return [
-            self._probabilities(hidden_CD)
-            for hidden_CD in torch.split(self._hidden_WD(queries), counts)
+            {task: values[begin:end].copy() for task, values in scores.items()}
+            for begin, end in zip([0, *ends], ends, strict=False)
         ]
+
+    def score_one_item(
+        self, stream: Stream, pasts: Sequence[CachedTokens], item_1: torch.Tensor
+    ) -> Scores:
+        """Score one item after each sequence of a stream, all behind a past.
+
+        A ranking bundle's sequences end with the item as their candidate.
+        """
+        wanted = [1] * len(pasts)
+        hidden_BD = run_layers(StreamPass(self.model, stream, pasts, wanted=wanted))
+        if self._search is None:
+            return self._probabilities(hidden_BD)
+        [item_D] = self._search.rows.take(item_1)
+        return {"score": score_rows(item_D, self._search.directions(hidden_BD)).numpy()}
 
     def query_vector_D(self, q: RankQuery) -> torch.Tensor:
         """Return a retrieval bundle's query vector: the last behaviour's direction."""

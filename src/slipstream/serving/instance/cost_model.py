@@ -38,14 +38,18 @@ KINDS = ("rank", "inline", "prefill")
 Sample = tuple[int, int, float]  # new tokens, past tokens, seconds
 
 
+def _numbers(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
 def _features(new: float, past: float) -> np.ndarray:
     return np.array([1.0, new, new * (past + new / 2), past])
 
 
-def _predicted(coefficients: np.ndarray, new: float, past: float) -> float:
+def _predicted(coefficients: Sequence[float], new: float, past: float) -> float:
     """Return coefficients x features; plain numbers, because a request asks many times."""
-    a, b, c, d = coefficients.tolist()
-    return float(a + b * new + c * new * (past + new / 2) + d * past)
+    a, b, c, d = coefficients
+    return a + b * new + c * new * (past + new / 2) + d * past
 
 
 def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
@@ -64,18 +68,19 @@ def non_negative_fit(x_MF: np.ndarray, y_M: np.ndarray) -> np.ndarray:
     return coefficients
 
 
-def _fitted(samples: Sequence[Sample]) -> np.ndarray:
+def _fitted(samples: Sequence[Sample]) -> tuple[float, ...]:
     x_MF = np.array([_features(t, p) for t, p, _ in samples])
-    return non_negative_fit(x_MF, np.maximum([seconds for *_, seconds in samples], 1e-9))
+    found = non_negative_fit(x_MF, np.maximum([seconds for *_, seconds in samples], 1e-9))
+    return _numbers(found.tolist())
 
 
 @dataclass
 class CostModel:
     """Predicted seconds of passes, copies and whole prefills."""
 
-    coefficients: np.ndarray  # of _features
+    coefficients: Sequence[float]  # of _features
     copy_seconds_per_byte: float
-    fill_coefficients: np.ndarray | None = None  # the same for passes of a prefill
+    fill_coefficients: Sequence[float] | None = None  # the same for passes of a prefill
     layers: int = 1
     slice_seconds: float = 0.008  # longest step of a prefill
     samples: Sequence[Sample] = ()  # what it was fitted to
@@ -84,6 +89,11 @@ class CostModel:
     _factors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
     _tails: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, _FIRST_TAIL))
     _seen_at: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, -math.inf))
+
+    def __post_init__(self) -> None:
+        self.coefficients = _numbers(self.coefficients)
+        if self.fill_coefficients is not None:
+            self.fill_coefficients = _numbers(self.fill_coefficients)
 
     @classmethod
     def measure(
@@ -139,16 +149,13 @@ class CostModel:
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> "CostModel":
         """Return a model of what `measured` returned earlier, nothing learnt since."""
-        coefficients, fill = (
-            None if measured[name] is None else np.array(measured[name]) for name in _MEASURED
-        )
-        assert coefficients is not None
+        coefficients, fill = (measured[name] for name in _MEASURED)
         return cls(coefficients, measured["copy_seconds_per_byte"], fill)
 
     def measured(self) -> dict[str, Any]:
         """Return what was measured as JSON values, for `of`."""
-        fill = None if self.fill_coefficients is None else self.fill_coefficients.tolist()
-        values = (self.coefficients.tolist(), fill)
+        fill = None if self.fill_coefficients is None else list(self.fill_coefficients)
+        values = (list(self.coefficients), fill)
         return {
             **dict(zip(_MEASURED, values, strict=True)),
             "copy_seconds_per_byte": self.copy_seconds_per_byte,
@@ -170,12 +177,11 @@ class CostModel:
 
     def chunk_for(self, tokens: int) -> int:
         """Return the largest chunk whose step, half-way through a prefill, stays within a slice."""
-        fitting = (
-            c
-            for c in CHUNKS
-            if self.plain_seconds(c, tokens // 2) / self.layers <= self.slice_seconds
-        )
-        return next(fitting, CHUNKS[-1])
+        past, longest = tokens // 2, self.slice_seconds
+        for chunk in CHUNKS:
+            if _predicted(self.coefficients, chunk, past) / self.layers <= longest:
+                return chunk
+        return CHUNKS[-1]
 
     def copy_seconds(self, nbytes: int) -> float:
         """Predict the copy of so many bytes from one tier to the other."""
@@ -183,7 +189,8 @@ class CostModel:
 
     def factor(self, kind: str) -> float:
         """Return seen / predicted in the last seconds; 1 where nothing was seen."""
-        return 1.0 + self._trust(kind) * (self._factors[kind] - 1.0)
+        learnt = self._factors[kind]
+        return learnt if learnt == 1.0 else 1.0 + self._trust(kind) * (learnt - 1.0)
 
     def tail_seconds(self, seconds: float, kind: str = "rank") -> float:
         """Return the 99th percentile of work whose typical time is `seconds`."""
@@ -194,8 +201,9 @@ class CostModel:
         """Learn from work that took `seen` seconds where `predicted` (factor included) were."""
         if predicted <= 0 or seen <= 0:
             return
-        ratio = min(_MOST, max(1 / _MOST, seen / predicted * self.factor(kind)))
-        self._factors[kind] = self.factor(kind) + _LEARNING * (ratio - self.factor(kind))
+        factor = self.factor(kind)
+        ratio = min(_MOST, max(1 / _MOST, seen / predicted * factor))
+        self._factors[kind] = factor + _LEARNING * (ratio - factor)
         # A quantile by stochastic approximation: a step up for what lies above, a small one down
         # for what lies below.
         tail = _FIRST_TAIL + self._trust(kind) * (self._tails[kind] - _FIRST_TAIL)
@@ -207,7 +215,8 @@ class CostModel:
 
     def _trust(self, kind: str) -> float:
         """Return how much of what was learnt still counts."""
-        return math.exp(-max(0.0, self.clock.now() - self._seen_at[kind]) / _FADE_SECONDS)
+        since = self.clock.now() - self._seen_at[kind]
+        return math.exp(-since / _FADE_SECONDS) if since > 0.0 else 1.0
 
     def plain_seconds(self, new: int, past: int) -> float:
         """Predict a pass as measured at the start, without factors."""

@@ -4,9 +4,8 @@ Touch this when a request is computed in another order of passes; the seconds of
 cost_model.py.
 """
 
+import math
 from collections.abc import Callable, Sequence
-
-import torch
 
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.passes import CANDIDATE_TILE
@@ -25,27 +24,27 @@ class RequestEstimates:
 
     def batch_seconds(self, queries: Sequence[RankQuery]) -> float:
         """Predict one pass over these queries."""
-        total = 0.0
-        for query in queries:
-            past = 0 if query.past is None else query.past.tokens
-            new = (
-                self.engine.tokens_per_behaviour * len(query.new)
-                + query.candidates_C.numel()
-                + (0 if past else self.engine.user_tokens)
-            )
-            total += self.cost.pass_seconds(new, past)
+        total = sum(self._query_seconds(query, query.candidates_C.numel()) for query in queries)
         if len(queries) > 1:
             total -= (len(queries) - 1) * self.cost.pass_seconds(0, 0)
         return total
 
+    def _query_seconds(self, query: RankQuery, candidates: int) -> float:
+        """Predict one query's part of a pass, for so many of its candidates."""
+        past = 0 if query.past is None else query.past.tokens
+        behaviours = self.engine.tokens_per_behaviour * len(query.new)
+        user = 0 if past else self.engine.user_tokens
+        return self.cost.pass_seconds(behaviours + candidates + user, past)
+
     def score_seconds(self, query: RankQuery) -> float:
         """Predict the scoring of one query, its candidates in tiles."""
-        tiles = torch.split(query.candidates_C, CANDIDATE_TILE)
-        seconds = self.batch_seconds([query.with_candidates(tiles[0])])
-        if len(tiles) > 1:
+        candidates = query.candidates_C.numel()
+        seconds = self._query_seconds(query, min(candidates, CANDIDATE_TILE))
+        if candidates > CANDIDATE_TILE:
             past = 0 if query.past is None else query.past.tokens
             before = past + self.engine.tokens_per_behaviour * len(query.new)
-            seconds += (len(tiles) - 1) * self.cost.pass_seconds(CANDIDATE_TILE, before)
+            further = math.ceil(candidates / CANDIDATE_TILE) - 1
+            seconds += further * self.cost.pass_seconds(CANDIDATE_TILE, before)
         return seconds
 
     def rank_seconds(self, past_tokens: int, candidates: int) -> float:

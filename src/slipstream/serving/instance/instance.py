@@ -13,6 +13,7 @@ whatever became of the request. Touch this when a request takes another way thro
 import asyncio
 import contextlib
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -191,6 +192,7 @@ class Instance:
             self.prefixes.submit(inflight, Kind.PREINFER, now + rank_in, until)
         except OverloadError as error:
             return self._refuse(error.reason, tokens)
+        self._announced.pop(request.key, None)
         self._announced[request.key] = now
         self.counts["preinfer_admitted"] += 1
         return Admission(True, ADMITTED, request.key, tokens)
@@ -303,8 +305,8 @@ class Instance:
         cold: ColdItems | None = None,
     ) -> RankResult:
         """Score rows of the catalogue, and of `cold` items, after a prepared history."""
-        query = self.query(ready, request_time, context).with_candidates(rows_C)
-        query = replace(query, cold=cold)
+        query = self.query(ready, request_time, context)
+        query = replace(query, candidates_C=rows_C, cold=cold)
         seconds = self.estimates.score_seconds(query)
         work: dict[str, Any] = {
             "request": query,
@@ -431,8 +433,10 @@ class Instance:
         """End pins whose request never came, and forget old announcements, a few at a time."""
         self.counts["wasted"] += self.prefixes.cache.expire()
         horizon = now - ANNOUNCED_SECONDS
-        for key in [key for key, at in self._announced.items() if at < horizon][:64]:
-            del self._announced[key]
+        announced = self._announced  # in the order of their times
+        old = itertools.takewhile(lambda key: announced[key] < horizon, announced)
+        for key in list(itertools.islice(old, 64)):
+            del announced[key]
 
     # ---- life ------------------------------------------------------------------------------------
 

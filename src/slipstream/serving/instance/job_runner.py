@@ -5,6 +5,7 @@ scheduler.py.
 """
 
 import asyncio
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,17 +21,28 @@ class RecentWaits:
     """How long requests waited in the queue during the last seconds."""
 
     def __init__(self, horizon: float = 5.0, most: int = 512) -> None:
-        self._horizon = horizon
-        self._waits: deque[tuple[float, float]] = deque(maxlen=most)
+        self._horizon, self._most = horizon, most
+        self._waits: deque[tuple[float, float]] = deque()
+        self._ascending: list[float] = []  # the same waits
 
     def add(self, now: float, seconds: float) -> None:
         """Note one request's wait."""
-        self._waits.append((now, max(0.0, seconds)))
+        wait = max(0.0, seconds)
+        self._waits.append((now, wait))
+        insort(self._ascending, wait)
+        if len(self._waits) > self._most:
+            self._forget_first()
 
     def tail(self, now: float) -> float:
         """Return the 99th percentile over the horizon, 0 where nobody waited."""
-        recent = sorted(seconds for at, seconds in self._waits if now - at <= self._horizon)
+        while self._waits and now - self._waits[0][0] > self._horizon:
+            self._forget_first()
+        recent = self._ascending
         return recent[min(len(recent) - 1, int(0.99 * len(recent)))] if recent else 0.0
+
+    def _forget_first(self) -> None:
+        _, wait = self._waits.popleft()
+        del self._ascending[bisect_left(self._ascending, wait)]
 
 
 class JobRunner:

@@ -91,6 +91,10 @@ class Job:
         return (not self.cancelled, self.kind, *waits, self.deadline, self.order)
 
 
+def _ended(result: Any, error: BaseException | None) -> None:
+    """Take the place of `done` once that was called."""
+
+
 class Scheduler:
     """The queue and its compute thread."""
 
@@ -303,7 +307,9 @@ class Scheduler:
 
     def _finish(self, job: Job, result: Any, error: BaseException | None) -> None:
         self._remove(job)
-        job.done(result, error)
+        # What waits for a job knows the job: an ended one lets go, so that neither outlives a use.
+        done, job.done = job.done, _ended
+        done(result, error)
 
     def _work(self) -> None:
         while True:

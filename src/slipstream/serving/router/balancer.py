@@ -9,7 +9,7 @@ Touch this when requests choose their instance in another way.
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -48,7 +48,7 @@ class CircuitBreaker:
 
     def allows(self, now: float) -> bool:
         """Whether a request may be sent."""
-        return not self.open or now >= self.retry_at
+        return self.failures < self.threshold or now >= self.retry_at
 
     def note_request(self, now: float) -> None:
         """Count a request that is sent: while open, the next trial waits for another cooldown."""
@@ -105,11 +105,13 @@ class InstanceState:
     @property
     def load(self) -> int:
         """Behaviours of work the instance has: those outstanding or those reported, the larger."""
-        return max(self.outstanding, self.reported)
+        # Read of every instance for many a request: shorter than a call of `max`.
+        return self.outstanding if self.outstanding > self.reported else self.reported
 
     def usable(self, now: float) -> bool:
         """Whether requests may be sent to it now."""
-        return self.ready and not self.out and self.breaker.allows(now)
+        healthy = not self.breaker.failures or self.breaker.allows(now)
+        return healthy and self.ready and not self.out
 
     @property
     def out(self) -> bool:
@@ -125,6 +127,14 @@ class InstanceState:
 def instance_order(user: str, instances: Iterable[InstanceState]) -> list[InstanceState]:
     """The instances in this user's order, most preferred first."""
     return rendezvous_order(user, instances, attrgetter("seed"))
+
+
+def _least_loaded(user: str, instances: Sequence[InstanceState]) -> InstanceState:
+    """The instance with the least load; of several, the first of the user's order."""
+    loads = [instance.load for instance in instances]
+    least = min(loads)
+    idlest = [each for each, load in zip(instances, loads, strict=True) if load == least]
+    return rendezvous_first(user, idlest, attrgetter("seed"))
 
 
 class LoadBalancer:
@@ -190,35 +200,42 @@ class LoadBalancer:
         holder = self.by_name.get(owner) if owner is not None and self.affinity else None
         if holder is not None and holder.name not in tried and holder.usable(now):
             return holder
-        fast = self.affinity and self.long_from is None and self._placements is None
-        if fast and self.instances:
+        if self.affinity and self.long_from is None:
             # Most requests need no look at the other instances.
-            first = rendezvous_first(user, self.instances, attrgetter("seed"))
-            light = first.load <= self.slack_behaviours
-            if light and first.name not in tried and first.usable(now):
+            first = self._preferred(user)
+            light = first is not None and first.load <= self.slack_behaviours
+            if first is not None and light and first.name not in tried and first.usable(now):
                 return first
         usable = [
             instance
             for instance in self.instances
-            if instance.name not in tried and instance.usable(now)
+            if instance.usable(now) and instance.name not in tried
         ]
         usable = self._of_pool(usable, behaviours)
         if not usable:
             return None
-        if not self.affinity:
-            return min(instance_order(user, usable), key=attrgetter("load"))
-        order = instance_order(user, usable)
-        if self._placements is not None:
-            last = self._placements.get(user)
-            if last is None or all(instance.name != last for instance in usable):
-                return min(order, key=attrgetter("load"))
-            order.sort(key=lambda instance: instance.name != last)
+        last = self._preferred(user) if self.affinity and self._placements is not None else None
+        if not self.affinity or (self._placements is not None and last not in usable):
+            return _least_loaded(user, usable)
         total = sum(instance.load for instance in usable) + behaviours
         bound = self.load_factor * total / len(usable)
-        for instance in order:
-            if instance.load + behaviours <= bound or instance.load <= self.slack_behaviours:
-                return instance
-        return min(usable, key=lambda instance: instance.load)
+
+        def fits(instance: InstanceState) -> bool:
+            return instance.load + behaviours <= bound or instance.load <= self.slack_behaviours
+
+        if last is not None and fits(last):
+            return last
+        fitting = [instance for instance in usable if fits(instance)]
+        if fitting:
+            return rendezvous_first(user, fitting, attrgetter("seed"))
+        return min(usable, key=attrgetter("load"))
+
+    def _preferred(self, user: str) -> InstanceState | None:
+        """The instance that served a user last, or the first of the user's order; None: unknown."""
+        if self._placements is None:
+            instances = self.instances
+            return rendezvous_first(user, instances, attrgetter("seed")) if instances else None
+        return self.by_name.get(self._placements.get(user) or "")
 
     def _of_pool(self, instances: list[InstanceState], behaviours: int) -> list[InstanceState]:
         """The instances of the request's pool; all of them when that pool has none left."""

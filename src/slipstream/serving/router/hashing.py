@@ -4,7 +4,7 @@ Every router computes the same order from the names of the nodes alone. Adding o
 changes the first node of that node's users only. Touch this when users are spread in another way.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import xxhash
@@ -17,11 +17,12 @@ def seed_of(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode())
 
 
-def rendezvous_first(user: str, nodes: Iterable[Node], seed: Callable[[Node], int]) -> Node:
+def rendezvous_first(user: str, nodes: Sequence[Node], seed: Callable[[Node], int]) -> Node:
     """The first node of this user's order, without ordering the others."""
     key = user.encode("utf-8", "surrogatepass")
     digest = xxhash.xxh3_64_intdigest
-    return max(nodes, key=lambda node: digest(key, seed=seed(node)))
+    hashes = [digest(key, each) for each in map(seed, nodes)]
+    return nodes[hashes.index(max(hashes))]
 
 
 def rendezvous_order(user: str, nodes: Iterable[Node], seed: Callable[[Node], int]) -> list[Node]:
