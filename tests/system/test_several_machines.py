@@ -20,6 +20,7 @@ from benchmarks.pipeline.link import joined_namespaces
 from slipstream.errors import SlipstreamError
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.http.client import Client, RefusalError
+from slipstream.serving.http.messages import RankAnswer
 from slipstream.serving.router.hashing import rendezvous_first, seed_of
 from tests.support.machines import ADDRESSES, ServeProcess, inside, serve_on, why_no_machines
 from tests.support.redis_server import redis_server
@@ -58,12 +59,17 @@ class TwoMachines:
     def fleet(self, client: Client) -> dict[str, str]:
         return {each.name: each.state for each in client.fleet().instances}
 
+    def check(self, user: str, answer: RankAnswer) -> None:
+        """Compare scores with the full pass; in a batch with others the last bit may differ."""
+        for task, expected in self.expected[user].items():
+            assert answer.scores[task] == pytest.approx(expected, abs=1e-6), (user, answer.instance)
+
     def rank_all(self, client: Client) -> dict[str, str]:
         """Rank every user, check every score, and return who served them."""
         served = {}
         for user in USERS:
             answer = client.rank(user, WANTED)
-            assert answer.scores == self.expected[user], (user, answer.instance)
+            self.check(user, answer)
             served[user] = answer.instance
         return served
 
@@ -118,7 +124,10 @@ def append_histories(url: str, model: Engine) -> dict[str, dict[str, list[float]
 
 @pytest.fixture
 def client(machines: TwoMachines) -> Iterator[Client]:
+    """A client of the router; the peers are those of the beginning, whatever a test left."""
+    machines.list_peers(0)
     with Client(machines.a.url, ADMIN, deadline_ms=1_000 * LONG) as client:
+        wait_until(lambda: "b-i-1" not in machines.fleet(client), LONG)
         yield client
 
 
@@ -180,7 +189,8 @@ def test_a_router_alone_finds_instances_by_name_and_honours_tickets_of_the_other
             address = f"{ADDRESSES[1]}:{FIRST_PORT}"
             wait_until(lambda: machines.fleet(other).get(address) == "ready", LONG)
             late = other.rank(user, WANTED, ticket=early.ticket)
-            assert (late.instance, late.scores) == ("b-i-0", machines.expected[user])
+            assert late.instance == "b-i-0"
+            machines.check(user, late)
             assert 'event="ticket_invalid"} 0' in other.metrics()
 
 
@@ -227,6 +237,7 @@ def _router_pid(served: ServeProcess) -> int:
 
 
 def test_another_cluster_key_is_refused(machines: TwoMachines):
+    machines.list_peers(0)
     words = ("--instances", "0", "--port", "0", "--peers", str(machines.peers))
     with serve_on(machines.names[0], machines.place, "d", f"not {CLUSTER_KEY}", *words) as d:
         d.wait_for("instance b-i-0 refuses the key of this router")

@@ -133,6 +133,7 @@ class FleetInstance(msgspec.Struct):
     state: str  # ready, draining, ejected, down
     version: str
     pool: str
+    started_at: float | None  # seconds since 1970; another process has another moment
     outstanding: int  # behaviours of requests sent to it and not answered
     backlog: int  # behaviours whose prefixes are still to be computed
     requests: int  # of the last minute

@@ -66,6 +66,7 @@ class FleetEndpoints:
             _state(instance, now),
             "" if status is None else status.version,
             pool=instance.pool,
+            started_at=stats.get("start_time_seconds"),
             outstanding=instance.outstanding,
             backlog=instance.reported,
             requests=len(times),

@@ -14,7 +14,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from slipstream.errors import SlipstreamError
+from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.router.balancer import Pool
 
 MAX_PEERS = 256
@@ -146,9 +146,13 @@ class PeersName:
     """
 
     def __init__(
-        self, name: str, port: int, look_up: Callable[[str, int], list[str]] = resolve
+        self,
+        name: str,
+        port: int,
+        look_up: Callable[[str, int], list[str]] = resolve,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._name, self._port, self._look_up = name, port, look_up
+        self._name, self._port, self._look_up, self._clock = name, port, look_up, clock
         self._thread: threading.Thread | None = None
         self._peers: list[InstanceAddress] | PeersError | None = None
         self._due = 0.0
@@ -156,7 +160,7 @@ class PeersName:
 
     def read(self) -> list[InstanceAddress]:
         """Return the instances at the name's addresses, as last resolved."""
-        if self._thread is None and time.monotonic() >= self._due:
+        if self._thread is None and self._clock.now() >= self._due:
             self._thread = threading.Thread(target=self._resolve, daemon=True)
             self._thread.start()
         if self._thread is not None:
@@ -164,7 +168,7 @@ class PeersName:
             if self._thread.is_alive():
                 raise PeersError(f"{self.source} was not resolved within {LOOKUP_SECONDS:.0f} s")
             self._thread = None
-            self._due = time.monotonic() + RESOLVE_SECONDS
+            self._due = self._clock.now() + RESOLVE_SECONDS
         assert self._peers is not None
         if isinstance(self._peers, PeersError):
             raise self._peers

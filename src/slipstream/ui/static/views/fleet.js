@@ -28,8 +28,10 @@ export default function Fleet({ model }) {
         const list = past.current.get(each.name) ?? [];
         past.current.set(each.name, [...list, each.p99_ms ?? NaN].slice(-REMEMBERED));
         const before = states.current.get(each.name);
-        if (before && before !== each.state) tell(`${each.name}: ${before} → ${each.state}`);
-        states.current.set(each.name, each.state);
+        if (before && before.state !== each.state) tell(`${each.name}: ${before.state} → ${each.state}`);
+        // A process may be replaced between two polls.
+        if (before?.started_at && each.started_at && before.started_at !== each.started_at) tell(`${each.name}: started again`);
+        states.current.set(each.name, each);
       }
       setFleet(found);
       setError(null);
