@@ -175,6 +175,7 @@ def test_in_python_the_first_use_of_train_decides():
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_beside_busy_processes_a_training_waits_passively(tmp_path):
     write_log(tmp_path / "log.csv")
     store = prepare_store(tmp_path)

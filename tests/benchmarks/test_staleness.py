@@ -309,6 +309,7 @@ def test_two_studies_do_not_share_a_directory(tmp_path):
             run_study(tmp_path, tmp_path, seeds=2, quick=True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_cleanly_and_the_study_goes_on(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.staleness", *SHORT, "--jobs", "1"]

@@ -56,6 +56,7 @@ def test_kills_and_drains_cost_no_score_and_lose_nothing(course: Course):
     assert {"wrong_scores", "lost_admitted", "recovery_seconds"} <= set(claims)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 def test_hangs_reloads_jumps_and_outages_cost_no_score_and_lose_nothing():
     """Behaviours are appended meanwhile to a user who is ranked."""

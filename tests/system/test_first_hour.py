@@ -100,7 +100,7 @@ def test_recommend_answers_with_skus_and_titles(place: Place):
     assert all("No." in row["title"] for row in rows["items"])
 
 
-@pytest.mark.parametrize("repeat", ["exclude", "allow"])
+@pytest.mark.parametrize("repeat", ["exclude", pytest.param("allow", marks=pytest.mark.slow)])
 def test_what_is_evaluated_is_what_is_served_to_the_last_user(place: Place, repeat: str):
     run = f"runs/{repeat}"
     offline = place.figures(run)

@@ -95,8 +95,8 @@ def check_equal(rank, world, replicas, cases, steps):
         (2, 1, TWO_SHARDS, 40),
         pytest.param(2, 1, TWO_SHARDS, 200, marks=pytest.mark.slow),
         (2, 2, [["nested", 2]], 30),
-        (4, 1, [["nested", 2], ["dual_buffer", 1]], 24),
-        (4, 2, [["nested", 2], ["frozen_window", 2]], 24),
+        pytest.param(4, 1, [["nested", 2], ["dual_buffer", 1]], 24, marks=pytest.mark.slow),
+        pytest.param(4, 2, [["nested", 2], ["frozen_window", 2]], 24, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_end_with_the_bits_of_the_plain_loop(world, replicas, cases, steps, tmp_path):

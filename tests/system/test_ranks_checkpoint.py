@@ -137,6 +137,7 @@ def load_both(rank, world, scratch):
     return max(load_here(rank, world, f"{scratch}/{name}", "auto") for name in FORMATS)
 
 
+@pytest.mark.slow
 def test_saved_by_four_loaded_by_others(tmp_path):
     for name in FORMATS:
         small_store(tmp_path / name / "store")

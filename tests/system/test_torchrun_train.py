@@ -132,7 +132,7 @@ def check_matrix(
     ("name", "mesh", "schedules"),
     [
         ("kuairand-pure-ranking", "1x2", ("dual_buffer", "nested")),
-        ("kuairand-27k-fuxi", "2x1", ("nested",)),
+        pytest.param("kuairand-27k-fuxi", "2x1", ("nested",), marks=pytest.mark.slow),
     ],
 )
 def test_a_recipe_trains_alike_by_schedules(name, mesh, schedules, store, tmp_path):

@@ -17,10 +17,10 @@ SECONDS = 900  # for a busy machine; time is not what is tested here
     ("mode", "tables", "seed"),
     [
         ("times", "whole", 1),
-        ("writes", "whole", 2),
-        ("writes", "memory", 3),
+        pytest.param("writes", "whole", 2, marks=pytest.mark.slow),
+        pytest.param("writes", "memory", 3, marks=pytest.mark.slow),
         ("writes", "disk", 4),
-        ("writes", "hashed", 5),
+        pytest.param("writes", "hashed", 5, marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_equals_undisturbed(tmp_path, mode, tables, seed):

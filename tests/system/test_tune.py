@@ -59,6 +59,7 @@ def trials_of(out):
     return json.loads((out / "tune.json").read_text())["trials"]
 
 
+@pytest.mark.slow
 def test_a_killed_search_ends_as_the_undisturbed_one(words, tmp_path):
     search = ("tune", *words, *OVER, "--trials", "3", "--halving")
     finish(*search, "--out", tmp_path / "whole")

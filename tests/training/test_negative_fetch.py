@@ -276,7 +276,7 @@ def train_on_ranks(rank, world, directory, place, mesh):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("mesh", ["1x2", "2x1"])
+@pytest.mark.parametrize("mesh", ["1x2", pytest.param("2x1", marks=pytest.mark.slow)])
 def test_two_ranks_train_alike_by_every_exact_schedule(store, tmp_path, mesh):
     answers = run_ranks(
         2,
