@@ -106,7 +106,8 @@ class RowSnapshot:
         buffers, rows = RowBuffers(), max(1, piece_bytes // self._source.row_bytes)
         try:
             for begin, end in ranges(len(self._marks_N)):
-                found_U = np.flatnonzero(self._marks_N[begin:end])
+                # A copy: `keep` clears marks meanwhile, and nonzero counts before it fills.
+                found_U = np.flatnonzero(self._marks_N[begin:end].copy())
                 keys_S = self._source.keys_at(begin, end).numpy() if len(found_U) else None
                 for first in range(0, len(found_U), rows):
                     part_U = found_U[first : first + rows]
