@@ -53,7 +53,10 @@ def put_in_place(source: Path, bundle: Path) -> None:
 
 
 class Reload:
-    """The other version takes over; every second time a damaged one is tried before."""
+    """The other version takes over; the first time a damaged one is tried before.
+
+    Later the server has a whole copy of each version, and would open that.
+    """
 
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage, self._number = stage, number
@@ -64,7 +67,7 @@ class Reload:
         wanted = stage.versions[(self._number + 1) % 2]
         with verdict.losing_nothing("reload"):
             async with stage.client() as admin:
-                if self._number % 2 == 0:
+                if self._number == 0:
                     await self._damaged(admin, wanted)
                 await asyncio.to_thread(put_in_place, wanted, stage.bundle)
                 began = time.monotonic()
