@@ -1,6 +1,7 @@
 """What only the Redis store does; what both stores do is in test_history_store.py."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import struct
@@ -211,6 +212,40 @@ def test_an_append_that_redis_comes_to_too_late_is_not_stored(redis_url: str):
 
     assert run(redis_url, work) == 2
     assert columns(run(redis_url, lambda store: store.read("ann", 9)))[0] == [1, 3]
+
+
+@pytest.mark.system
+def test_a_redis_that_was_restarted_is_read_at_once(tmp_path: Path):
+    """Several connections are open; none of those of the ended server costs a read."""
+    port, kept = free_port(), ("--appendonly", "yes", "--appendfsync", "always")
+
+    async def work(store: HistoryStore):
+        await asyncio.gather(*(store.append(user, behaviours([1])) for user in "abcdefgh"))
+        server.close()
+        server.enter_context(redis_server(tmp_path, port, *kept))
+        found = await asyncio.gather(*(store.read(user, 9) for user in "abcdefgh"))
+        return [history.items.tolist() for history in found]
+
+    with contextlib.ExitStack() as server:
+        server.enter_context(redis_server(tmp_path, port, *kept))
+        assert run(f"redis://127.0.0.1:{port}/0", work) == [[1]] * 8
+
+
+@pytest.mark.system
+def test_after_one_failure_no_connection_of_the_ended_server_is_left(tmp_path: Path):
+    port, kept = free_port(), ("--appendonly", "yes", "--appendfsync", "always")
+
+    async def work(store: HistoryStore):
+        await asyncio.gather(*(store.append(user, behaviours([1])) for user in "abcdefgh"))
+        server.close()
+        with pytest.raises(HistoryStoreError, match="does not answer"):
+            await store.append("a", behaviours([2]))
+        server.enter_context(redis_server(tmp_path, port, *kept))
+        return await asyncio.gather(*(store.append(user, behaviours([3])) for user in "abcdefgh"))
+
+    with contextlib.ExitStack() as server:
+        server.enter_context(redis_server(tmp_path, port, *kept))
+        assert run(f"redis://127.0.0.1:{port}/0", work) == [2] * 8
 
 
 @pytest.mark.system

@@ -4,11 +4,13 @@ Nothing is downloaded: the fresh environments see the libraries of this one thro
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import urllib.request
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import slipstream
+from benchmarks.serving.bundle import random_bundle
 
 pytestmark = [
     pytest.mark.system,
@@ -104,6 +107,36 @@ def check_installed(python: Path) -> str:
     return status
 
 
+def check_page(python: Path) -> None:
+    """Serve a bundle by the installed command; the page is at its root."""
+    bundle = python.parent / "bundle"
+    random_bundle(bundle, {"kind": "hstu", "dim": 8, "blocks": 1, "heads": 1}, num_items=10)
+    words = [python.parent / "slipstream", "serve", bundle, "--port", "0"]
+    words += ["--history", f"sqlite:{python.parent / 'history.db'}", "--state", python.parent]
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        cwd=python.parent,
+        env={**surroundings, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        text = ""
+        while text.count("is ready") < 2:
+            line = process.stdout.readline()
+            assert line, text
+            text += line
+        url = re.search(r"http://[0-9.:]+", text)
+        assert url is not None
+        with urllib.request.urlopen(url.group() + "/", timeout=60) as answer:
+            assert b"<title>slipstream" in answer.read().lower()
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
 def test_the_wheel_holds_recipes_kernels_and_types_but_no_benchmarks_or_tests(built):
     with zipfile.ZipFile(built[0]) as archive:
         names = archive.namelist()
@@ -134,6 +167,7 @@ def test_the_wheel_runs_with_its_kernels(built, tmp_path):
     python = fresh_environment(tmp_path / "environment")
     install(python, built[0])
     assert "_native_" in check_installed(python)
+    check_page(python)
 
 
 def test_the_sdist_installs_and_runs_without_a_compiler(built, tmp_path):
@@ -142,3 +176,4 @@ def test_the_sdist_installs_and_runs_without_a_compiler(built, tmp_path):
     install(python, built[1], CC=missing, CXX=missing)
     assert not list((tmp_path / "environment").rglob("_native_*.so"))
     assert "not built" in check_installed(python)
+    check_page(python)

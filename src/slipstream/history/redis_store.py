@@ -132,7 +132,12 @@ class RedisHistoryStore:
         async with self._answering(seconds):
             await self._check_format()
             arguments = [limit, "" if since is None else since]
-            found = await self._read(keys=self._keys(user)[:2], args=arguments)
+            call = {"keys": self._keys(user)[:2], "args": arguments}
+            try:
+                found = await self._read(**call)
+            except exceptions.ConnectionError:  # a server that was restarted; reads may be repeated
+                await self._forget_connections()
+                found = await self._read(**call)
         if found is None:
             return None
         begin, total, *members = found
@@ -277,12 +282,18 @@ class RedisHistoryStore:
             async with asyncio.timeout(seconds):
                 yield
         except (exceptions.RedisError, OSError) as error:
+            await self._forget_connections()
             why = str(error) or "in time"
             raise HistoryStoreError(
                 f"the history store at {self._place()} does not answer ({why}); "
                 "check that the server runs, is writable and has memory left",
                 temporary=True,
             ) from error
+
+    async def _forget_connections(self) -> None:
+        """Close the idle connections: where one has failed, the others are of the same server."""
+        with contextlib.suppress(exceptions.RedisError, OSError):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _keys(self, user: str) -> list[str]:
         prefix = self._prefix
