@@ -7,7 +7,73 @@ from typing import Any
 
 from benchmarks.evidence import Claim, ClaimTable, Column, EvidenceTable, RowTable
 
+
+def at_most(
+    bar: float,
+    text: str,
+    bench: str,
+    name: str,
+    form: str = ".2f",
+    scale: float = 1.0,
+    unit: str = "",
+) -> Claim:
+    """Return a claim that is held against a largest value."""
+    return Claim(text, bench, name, form, scale, unit, bar, at_most=True)
+
+
 TABLES: dict[str, EvidenceTable] = {
+    "attack-claims": ClaimTable(
+        (
+            Claim("attempts refused", "attack", "refused", ".4f", bar=1.0),
+            at_most(1.2, "p99 of honest users, attacked over quiet", "attack", "p99_ratio_honest"),
+            at_most(1.25, "the router's memory, attacked over before", "attack", "memory_ratio"),
+            at_most(0.0, "wrong scores", "attack", "wrong_scores", ".0f"),
+            at_most(0.0, "honest requests that failed", "attack", "failed_honest", ".0f"),
+            Claim(
+                "the attackers' share of the cores", "attack", "attackers_share", ".1f", 100, " %"
+            ),
+        )
+    ),
+    "chaos": RowTable(
+        "chaos",
+        (
+            Column("event", "variant"),
+            Column("count", "count", ",d"),
+            Column("", ""),
+        ),
+    ),
+    "chaos-claims": ClaimTable(
+        (
+            at_most(0.0, "wrong scores", "chaos", "wrong_scores", ".0f"),
+            at_most(0.0, "admitted requests lost", "chaos", "lost_admitted", ".0f"),
+            at_most(5.0, "longest recovery", "chaos", "recovery_seconds", ".1f", 1, " s"),
+            at_most(0.0, "failures that nothing explains", "chaos", "unexplained_failures", ".0f"),
+        )
+    ),
+    "checkpoint": RowTable(
+        "checkpoint",
+        (
+            Column("checkpoint", "variant"),
+            Column("draws", lambda row: row.get("draws", "")),
+            Column("seconds it costs", "cost_s", ".1f"),
+            Column("of which the loop waits", lambda row: row.get("blocked_s"), ".2f"),
+            Column("GB written", "bytes", ".2f", 1e-9),
+        ),
+    ),
+    "checkpoint-claims": ClaimTable(
+        (
+            at_most(
+                0.03,
+                "share of the training time, uniform draws",
+                "checkpoint",
+                "cost_share",
+                ".2f",
+                100,
+                " %",
+            ),
+            Claim("the same, popular draws", "checkpoint", "cost_share_popular", ".2f", 100, " %"),
+        )
+    ),
     "checkpoint-first-rule": RowTable(
         "checkpoint_first_rule",
         (
@@ -28,6 +94,36 @@ TABLES: dict[str, EvidenceTable] = {
             Column("failure", lambda row: row["failure"] or "none"),
         ),
     ),
+    "hit": RowTable(
+        "hit",
+        (
+            Column("what is timed", "variant"),
+            Column("behaviours", "behaviours", ",d"),
+            Column("ms", "ms", ".2f"),
+            Column("spread %", "spread", ".0f", 100),
+        ),
+    ),
+    "hit-claims": ClaimTable(
+        (
+            at_most(9.0, "a hit over HTTP, 1,024 behaviours, ms", "hit", "hit_ms_1024"),
+            at_most(5.0, "the engine alone, ms", "hit", "engine_ms_1024"),
+            at_most(1.8, "the first over the second", "hit", "hit_vs_engine_1024"),
+            at_most(12.0, "a hit over HTTP, 2,048 behaviours, ms", "hit", "hit_ms_2048"),
+            Claim("largest difference of a score", "hit", "score_diff", ".1e"),
+        )
+    ),
+    "kv-precision-claims": ClaimTable(
+        tuple(
+            Claim(text.format(kind), "kv_precision", name.format(kind), form)
+            for text, name, form in (
+                ("prefixes of 1,024 behaviours in a gigabyte, {}", "prefixes_per_gb_{}", ",.0f"),
+                ("ranking behind one, {}, ms", "hit_ms_{}", ".2f"),
+                ("largest difference of a score to fp32's, {}", "score_diff_{}", ".1e"),
+            )
+            for kind in ("fp32", "fp16", "int8")
+            if not (kind == "fp32" and "score_diff" in name)
+        )
+    ),
     "large-catalogue": RowTable(
         "large_catalogue",
         (
@@ -36,6 +132,106 @@ TABLES: dict[str, EvidenceTable] = {
             Column("mapped MB", "mapped MB", ",.0f"),
             Column("s", "seconds", ",.0f"),
         ),
+    ),
+    "page-speed-claims": ClaimTable(
+        (
+            at_most(1_000, "first paint, ms", "page_speed", "first_paint_ms", ".0f"),
+            Claim("a click answered, median, ms", "page_speed", "interaction_ms", ".0f"),
+            at_most(200, "the slowest of 21 clicks, ms", "page_speed", "interaction_ms_max", ".0f"),
+            at_most(
+                200,
+                "200 behaviours explained, over HTTP, median, ms",
+                "page_speed",
+                "explain_ms_200",
+                ".0f",
+            ),
+            Claim("the slowest of 20 explanations, ms", "page_speed", "explain_ms_200_max", ".0f"),
+        )
+    ),
+    "readme": ClaimTable(
+        (
+            at_most(
+                9.0,
+                "Ranking behind a cached prefix of 1,024 behaviours, over HTTP",
+                "hit",
+                "hit_ms_1024",
+                ".1f",
+                1,
+                " ms",
+            ),
+            at_most(
+                15.0,
+                "The 100 best of a million items, exact, one core, beyond the prefill",
+                "recommend",
+                "ms_1m",
+                ".1f",
+                1,
+                " ms",
+            ),
+            at_most(
+                2e9,
+                "20 M x 64 items on disk: memory that evaluation holds, the most of all commands",
+                "large_catalogue",
+                "resident_evaluate",
+                ".2f",
+                1e-9,
+                " GB",
+            ),
+            at_most(
+                0.03,
+                "Checkpoints of a 10 GB table: share of the training time",
+                "checkpoint",
+                "cost_share",
+                ".1f",
+                100,
+                " %",
+            ),
+            at_most(
+                0.0,
+                "Kills, hangs, reloads, full disk, lost store under load: wrong scores",
+                "chaos",
+                "wrong_scores",
+                ".0f",
+            ),
+            at_most(
+                1.2,
+                "p99 of honest users under attack, over their p99 without",
+                "attack",
+                "p99_ratio_honest",
+                ".2f",
+                1,
+                "x",
+            ),
+            Claim(
+                "Simulated, in NestPipe's setting: efficiency of 1,536 workers over 128",
+                "simulate",
+                "efficiency_1536",
+                ".1f",
+                100,
+                " %",
+                bar=0.9717,
+            ),
+        )
+    ),
+    "recommend-claims": ClaimTable(
+        (
+            Claim("equal to brute force (1: every query)", "recommend", "topk_equal", ".0f", bar=1),
+            at_most(
+                15.0, "100 best of a million beyond the prefill, ms", "recommend", "ms_1m", ".1f"
+            ),
+            at_most(2e9, "ten million items, resident GB", "recommend", "bytes_10m", ".2f", 1e-9),
+            *(
+                Claim(
+                    f"p99 of `/v1/recommend`, bundles: {bundles}, {trace}, {how}, ms",
+                    "recommend",
+                    f"p99_{bundles}_{trace}_{name}",
+                    ".1f",
+                )
+                for bundles in ("one", "two")
+                for trace in ("sessions", "once")
+                for how, name in (("relay", "relay"), ("in line", "inline"))
+            ),
+        )
     ),
     "simulate-claims": ClaimTable(
         (
@@ -54,29 +250,26 @@ TABLES: dict[str, EvidenceTable] = {
                 "speedup_1536",
                 bar=3.18,
             ),
-            Claim(
+            at_most(
+                5.0,
                 "NestPipe's table: largest deviation at 1,536 workers, points",
                 "simulate",
                 "worst_error_points_1536",
                 ".1f",
-                bar=5.0,
-                at_most=True,
             ),
-            Claim(
+            at_most(
+                5.0,
                 "NestPipe's table: largest deviation at 512 to 1,536 workers, points",
                 "simulate",
                 "worst_error_points",
                 ".1f",
-                bar=5.0,
-                at_most=True,
             ),
-            Claim(
+            at_most(
+                0.0,
                 "of 13 held-out rows, deviating by more than 5 points",
                 "simulate",
                 "rows_beyond_5_points",
                 ".0f",
-                bar=0.0,
-                at_most=True,
             ),
             Claim(
                 "NestPipe's speedup at 1,536 workers (printed 3.06)",
@@ -84,30 +277,11 @@ TABLES: dict[str, EvidenceTable] = {
                 "nestpipe_speedup_1536",
                 bar=2.754,
             ),
-            Claim(
-                "1,536 workers x 100 steps, seconds",
-                "simulate",
-                "seconds_100_steps",
-                ".1f",
-                bar=60.0,
-                at_most=True,
+            at_most(
+                60.0, "1,536 workers x 100 steps, seconds", "simulate", "seconds_100_steps", ".1f"
             ),
-            Claim(
-                "one step of 1,536 workers, seconds",
-                "simulate",
-                "seconds_one_step",
-                bar=0.8,
-                at_most=True,
-            ),
-            Claim(
-                "peak memory, GB",
-                "simulate",
-                "peak_bytes",
-                ".2f",
-                1e-9,
-                bar=4e9,
-                at_most=True,
-            ),
+            at_most(0.8, "one step of 1,536 workers, seconds", "simulate", "seconds_one_step"),
+            at_most(4e9, "peak memory, GB", "simulate", "peak_bytes", ".2f", 1e-9),
         )
     ),
     "simulate-table": RowTable(
