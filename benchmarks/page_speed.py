@@ -86,11 +86,15 @@ def measure_page(url: str, people: list[str], paints: int) -> tuple[list[float],
             executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
 
+        def note_error(message: Any) -> None:
+            if message.type == "error":
+                errors.append(message.text)
+
         def open_page(user: str) -> Any:
             context = browser.new_context(viewport={"width": 1440, "height": 900})
             page = context.new_page()
             page.set_default_timeout(WAIT_MS)
-            page.on("console", lambda each: each.type == "error" and errors.append(each.text))
+            page.on("console", note_error)
             page.on("pageerror", lambda each: errors.append(str(each)))
             page.goto(f"{url}/?user={user}")
             page.wait_for_function(f"() => {NOT_BUSY}")

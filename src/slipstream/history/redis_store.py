@@ -132,7 +132,7 @@ class RedisHistoryStore:
         async with self._answering(seconds):
             await self._check_format()
             arguments = [limit, "" if since is None else since]
-            call = {"keys": self._keys(user)[:2], "args": arguments}
+            call: dict[str, Any] = {"keys": self._keys(user)[:2], "args": arguments}
             try:
                 found = await self._read(**call)
             except exceptions.ConnectionError:  # a server that was restarted; reads may be repeated
