@@ -298,8 +298,8 @@ def test_users_named_like_paths_are_names(target: Target):
     first = target.people[0].candidates[0]
     actions = {name: [1.0] for name in ("click", "like")}
     with Client(target.server.url, KEY) as client:
-        client.events("../../../tmp/x", [first], [1], actions=actions)
-        assert client.user("../../../tmp/x").recent.items == [first]
+        client.events("../../../etc/x", [first], [1], actions=actions)
+        assert client.user("../../../etc/x").recent.items == [first]
         with pytest.raises(RefusalError) as refused:
             client.user("x")
         assert refused.value.status == 404

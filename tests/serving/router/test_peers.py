@@ -59,7 +59,7 @@ def line(name: str = "b", url: str = "http://b:1", more: str = "") -> str:
         (line(url="http://b"), "write it as http://HOST:PORT"),
         (line(url="http://b:99999"), "write it as http://HOST:PORT"),
         (line(url="http://u:p@b:1"), "write it as http://HOST:PORT"),
-        (line(url="unix:/tmp/x"), "write it as http://HOST:PORT"),
+        (line(url="unix:/run/x"), "write it as http://HOST:PORT"),
         (line(name="b 1"), "is no name of an instance"),
         (line(name='b\\"}'), "is no name of an instance"),
         (line() + line(url="http://b:2"), "the name 'b' stands twice"),
