@@ -103,7 +103,7 @@ def limits(setting: Setting, job: Job, free: Sample) -> tuple[float | None, floa
 
 
 def measure(runs: Runs, setting: Setting, repeats: int, place: str) -> dict[str, list[Sample]]:
-    """Run every variant in turns; the first turn is a warm-up."""
+    """Run every variant in turns; one run of the plain loop before them is a warm-up."""
     job = replace(runs.base, ranks=setting.ranks, tier=setting.tier)
     read_rate = link_rate = None
     if setting.slow_disk or setting.slow_link:
@@ -112,14 +112,15 @@ def measure(runs: Runs, setting: Setting, repeats: int, place: str) -> dict[str,
         read_rate, link_rate = limits(setting, job, free)
     samples: dict[str, list[Sample]] = {}
     for repeat in range(repeats + 1):
-        for schedule, micro_batches in VARIANTS:
+        warm_up = repeats > 0 and repeat == 0
+        for schedule, micro_batches in (PLAIN,) if warm_up else VARIANTS:
             variant = f"{schedule} {micro_batches}"
             note(f"{place} {setting.name}, turn {repeat} of {repeats}: {variant}")
             numbers = {"schedule": schedule, "micro_batches": micro_batches}
             chosen = replace(job, read_rate=read_rate, **numbers)  # type: ignore[arg-type]
             key = f"{setting.name}: {variant}: {repeat}"
             found = runs.sample(key, chosen, link_rate)
-            if repeat or not repeats:
+            if not warm_up:
                 samples.setdefault(variant, []).append(found)
     return samples
 
