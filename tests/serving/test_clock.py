@@ -61,6 +61,8 @@ class SimulatedInstance:
             return
         prospect = Prospect(
             inline_tail=2 * seconds,
+            waiting=0.0,
+            added=0.0,
             prefill=seconds,
             queued=self.scheduler.backlog(None, Kind.PREINFER),
             nbytes=self.shape.nbytes(size),

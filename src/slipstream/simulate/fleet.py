@@ -127,9 +127,11 @@ class Fleet:
             )
             state.reported = node.instance.backlog
         self.balancer.note_answer(state)
-        self.balancer.note_served(user, state)
         self.counts["announced"] += 1
-        return state.name if admission.admitted else None
+        if not admission.admitted:
+            return None
+        self.balancer.note_served(user, state)
+        return state.name
 
     async def _rank(
         self, user: str, history: SimulatedHistory, owner: str | None, deadline: float

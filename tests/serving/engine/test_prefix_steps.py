@@ -1,14 +1,16 @@
 """A pass behind what is cached equals the whole pass: in steps, in tiles, in fewer bits, plain."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
 
-from slipstream.serving.engine.prefix import PrefixBuffer
+from slipstream.serving.engine.prefix import CachedTokens, PrefixBuffer
 from slipstream.serving.engine.prefix_steps import StreamPass
 from tests.support.layer_pass_cases import plain_layers
 from tests.support.serving_samples import (
+    CASES,
     candidates,
     cut,
     engine,
@@ -100,3 +102,35 @@ def test_a_pass_leaves_the_prefix_as_it_is(tmp_path):
     prefix, fresh = served.prefill(whole), served.prefill(whole)
     served.rank(prefix, None, candidates(300))
     assert same_tokens(prefix, fresh)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("kind", "bias"), CASES)
+def test_a_ranking_of_whole_histories_leaves_the_prefixes_of_a_prefill(
+    tmp_path, kind, bias, compiled
+):
+    served = engine(tmp_path, kind, time_bias=bias)
+    lengths, items = (40, 9, 120), candidates(12)
+    queries, buffers = [], []
+    for number, length in enumerate(lengths):
+        query = served.make_query(None, history(length, seed=number), items)
+        buffers.append(PrefixBuffer(served.shape, served.cached_tokens(length)))
+        kept = CachedTokens(buffers[-1], buffers[-1].capacity)
+        queries.append(replace(query, kept=kept if number != 1 else None))
+    with contextlib.nullcontext() if compiled else plain_layers():
+        scores = served.rank_batch(queries)
+        for number, length in enumerate(lengths):
+            whole = history(length, seed=number)
+            alone = served.rank_batch([replace(queries[number], kept=None)])[0]
+            assert largest_difference(scores[number], alone) <= 1e-6
+            if number == 1:
+                continue
+            encoded = served.encode(whole)
+            filled = served.prefix_of(encoded, buffers[number])
+            whole_prefix = served.prefill(encoded)
+            if compiled:
+                assert same_tokens(filled, whole_prefix)
+            # torch's own products may round otherwise where they have other rows beside them
+            pairs = zip(filled.buffer.tensors, whole_prefix.buffer.tensors, strict=True)
+            assert all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
+            assert largest_difference(served.rank(filled, None, items), alone) <= 1e-6

@@ -130,6 +130,22 @@ async def test_a_ticket_leads_to_its_holder_until_that_one_drains():
 
 
 @on_a_loop
+async def test_a_ticket_without_a_prefix_leads_to_the_instance_with_the_least_to_do():
+    async with serving(alone=True) as face:
+        first, last = face.order()[0], face.order()[-1]
+        ticket = SIGNER.issue("ann", last.name, "v", 0, 3, held=False)
+        request = {**RANK, "ticket": ticket}
+        assert await face.ask("/v1/rank", request) == (200, {"by": last.name})
+        for each in face.order()[1:]:
+            face.state(each).outstanding = 5_000
+        held = {**RANK, "ticket": SIGNER.issue("ann", last.name, "v", 0, 3)}
+        assert await face.ask("/v1/rank", held) == (200, {"by": last.name})
+        ticket = SIGNER.issue("bob", last.name, "v", 0, 3, held=False)
+        of_bob = {**RANK, "user": "bob", "ticket": ticket}
+        assert await face.ask("/v1/rank", of_bob) == (200, {"by": first.name})
+
+
+@on_a_loop
 async def test_a_ticket_that_cannot_be_used_is_counted_and_the_request_served_without_it():
     async with serving() as face:
         first, last = face.order()[0], face.order()[-1]

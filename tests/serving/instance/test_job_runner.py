@@ -46,19 +46,21 @@ def test_the_tail_is_that_of_the_newest_waits_within_the_horizon(passed):
 
 
 def test_a_request_and_steps_return_their_results_and_release_once():
-    jobs, released = runner(), []
+    jobs, released, queued = runner(), [], []
 
     def steps():
         yield
         return "done"
 
     async def scenario():
-        release = lambda: released.append(1)  # noqa: E731
-        assert await jobs.run(soon(), 10.0, request=21, learn="rank", release=release) == 42
+        started, release = queued.append, released.append
+        ran = jobs.run(soon(), 10.0, request=21, learn="rank", started=started, release=release)
+        assert await ran == 42
         assert await jobs.run(soon(), 0.1, steps=steps(), release=release) == "done"
 
     asyncio.run(scenario())
-    assert len(released) == 2
+    assert released == [None, None]  # no error ended them
+    assert [job.request for job in queued] == [21]
     assert jobs.cost.factor("rank") < 1 == jobs.cost.factor("inline")  # it was faster than 10 s
     jobs.scheduler.close()
 
@@ -71,16 +73,16 @@ def test_an_error_reaches_the_one_who_waits():
         raise KeyError("broken")
 
     with pytest.raises(KeyError):
-        asyncio.run(jobs.run(soon(), 0.1, steps=steps(), release=lambda: released.append(1)))
-    assert released == [1]
+        asyncio.run(jobs.run(soon(), 0.1, steps=steps(), release=released.append))
+    assert [type(error) for error in released] == [KeyError]
     jobs.scheduler.close()
 
 
 def test_a_full_queue_releases_at_once():
     jobs, released = runner(max_jobs=0), []
     with pytest.raises(OverloadError):
-        asyncio.run(jobs.run(soon(), 0.1, request=1, release=lambda: released.append(1)))
-    assert released == [1]
+        asyncio.run(jobs.run(soon(), 0.1, request=1, release=released.append))
+    assert [type(error) for error in released] == [OverloadError]
     jobs.scheduler.close()
 
 
@@ -94,7 +96,7 @@ def test_a_cancelled_request_keeps_its_buffers_until_the_compute_thread_is_done(
         yield
 
     async def scenario():
-        work = jobs.run(soon(), 0.1, steps=steps(), release=lambda: released.append(1))
+        work = jobs.run(soon(), 0.1, steps=steps(), release=lambda _: released.append(1))
         task = asyncio.create_task(work)
         await asyncio.to_thread(running.wait, 30)
         task.cancel()

@@ -1,4 +1,4 @@
-"""Each of the trigger's four rules refuses on its own, with its own reason."""
+"""Each of the trigger's rules refuses on its own, with its own reason."""
 
 from dataclasses import replace
 
@@ -9,6 +9,8 @@ from tests.support.fake_clock import FakeClock
 
 GOOD = Prospect(
     inline_tail=0.2,
+    waiting=0.0,
+    added=0.5,
     prefill=0.05,
     queued=0.0,
     nbytes=10,
@@ -30,6 +32,12 @@ def decide_at(trigger, prospect, moment):
     [
         ({}, "admitted"),
         ({"inline_tail": 0.03}, "not_at_risk"),
+        ({"inline_tail": 0.01, "waiting": 0.02}, "not_at_risk"),
+        (
+            {"inline_tail": 0.03, "waiting": 0.2},
+            "costs_more",
+        ),  # and longer queues
+        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.1}, "admitted"),
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),

@@ -321,3 +321,13 @@ def test_choices_are_those_of_the_rule_in_full(states, behaviours, tried, last, 
         balancer.note_served("ann", InstanceState(last, "http://127.0.0.1:1"))
     expected = plainly_chosen(balancer, "ann", behaviours, tried, last, alone)
     assert balancer.choose("ann", behaviours, tried=tried) is expected
+
+
+def test_an_instance_that_only_knows_the_history_ranks_where_no_other_has_less_to_do():
+    instances = fleet(3)
+    balancer = LoadBalancer(instances, alone=True)
+    last = instance_order("ann", instances)[-1]
+    assert balancer.choose("ann", 500, near=last.name) is last
+    last.outstanding = 1
+    assert balancer.choose("ann", 500, near=last.name) is not last
+    assert balancer.choose("ann", 500, owner=last.name) is last  # it holds the prefix

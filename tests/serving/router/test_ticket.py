@@ -89,3 +89,10 @@ def test_any_user_and_numbers_survive(user: str, instance: str, first: int, coun
 def test_a_short_secret_is_refused():
     with pytest.raises(ValueError, match="at least 16"):
         TicketSigner(b"short")
+
+
+def test_a_ticket_tells_whether_its_prefix_is_held():
+    signer = TicketSigner(SECRET)
+    assert signer.read(signer.issue("ann", "i-3", "v1", 0, 5), "ann").held
+    refused = signer.issue("ann", "i-3", "v1", 0, 5, held=False)
+    assert not signer.read(refused, "ann").held

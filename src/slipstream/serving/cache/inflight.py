@@ -11,7 +11,7 @@ exact or it is not reused. Touch this when the base of a prefix is chosen in ano
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream.serving.cache.expander import Expander, HostLease
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache, Slot, State
@@ -50,6 +50,13 @@ class InflightPrefix:
     kind: Any = None  # of the job
     done: Any = None  # a future; its result is the error, or None
     pinned_until: float | None = None
+
+
+class FillEstimate(NamedTuple):
+    """What filling a prefix would take: predicted seconds, and its source."""
+
+    seconds: float
+    source: str
 
 
 class InflightPrefixes:
@@ -108,13 +115,13 @@ class InflightPrefixes:
         self.by_key[request.key] = inflight
         return inflight
 
-    def estimate(self, request: PrefixRequest) -> float:
-        """Predict the seconds of the steps that `start` would begin."""
+    def estimate(self, request: PrefixRequest) -> FillEstimate:
+        """Predict the steps that `start` would begin."""
         tokens = self.engine.cached_tokens(len(request.encoded))
-        base, seconds, _ = self._choose_base(request, tokens)
+        base, seconds, source = self._choose_base(request, tokens)
         if base is not None:
             base.release()
-        return seconds
+        return FillEstimate(seconds, source)
 
     def steps(self, inflight: InflightPrefix) -> Iterator[int]:
         """Fill the slot, for the compute thread; yield after each step."""

@@ -21,7 +21,13 @@ from slipstream.serving.engine.encoding import HistoryEncoder
 from slipstream.serving.engine.feature_rows import FeatureRows
 from slipstream.serving.engine.item_search import ItemSearch
 from slipstream.serving.engine.prefix import MIN_ROWS, CachedTokens
-from slipstream.serving.engine.prefix_steps import StreamPass, Suffix, layer_steps, run_layers
+from slipstream.serving.engine.prefix_steps import (
+    RowScratch,
+    StreamPass,
+    Suffix,
+    layer_steps,
+    run_layers,
+)
 from slipstream.serving.engine.rank_query import NO_ROWS, RankQuery, context_of_tokens
 
 CANDIDATE_TILE = 256  # candidates scored at once
@@ -44,6 +50,7 @@ class ModelPasses:
         self.model, self._rows, self._encoder = model, rows, encoder
         self._tasks, self._search = tasks, search
         self._heads = model.heads if isinstance(model, RankingModel) else None
+        self._scratch = RowScratch(model)
 
     # ---- scores ----------------------------------------------------------------------------------
 
@@ -146,7 +153,11 @@ class ModelPasses:
         pasts = [q.past.cached for q in queries if q.past is not None]
         wanted = [q.candidates_C.numel() if self._search is None else 1 for q in queries]
         stream = self.stream(queries, bool(pasts))
-        return run_layers(StreamPass(self.model, stream, pasts, wanted=wanted))
+        kept = [q.kept for q in queries] if not pasts else ()
+        tokens = StreamPass(
+            self.model, stream, pasts, wanted=wanted, kept=kept, scratch=self._scratch
+        )
+        return run_layers(tokens)
 
     def _tile_steps(self, q: RankQuery) -> Generator[None, None, Scores]:
         """Rank candidates in tiles: the first with the new behaviours, the others behind them.

@@ -3,8 +3,9 @@
 Between two steps the caller may do something more urgent, which is how a ranking request overtakes
 a long pre-inference. What is cached is read where it is stored and never changed. The keys and
 values of the stream itself go to a buffer (a prefill), to a `Suffix` (candidates in tiles read
-them again), or nowhere. Where the layers cannot be compiled they run one by one by their own
-`forward`. Touch this when a pass reads or keeps something else.
+them again), or nowhere; those of its first tokens can be copied to a buffer as well. Where the
+layers cannot be compiled they run one by one by their own `forward`. Touch this when a pass reads
+or keeps something else.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from slipstream.models.jagged import offsets_from_lengths, trailing_tokens
 from slipstream.models.stream import Stream
 from slipstream.ops.layer_pass import CompiledLayers, LayerRows
 from slipstream.serving.engine.prefix import CachedTokens, PrefixBuffer
+
+MOST_SCRATCH_TOKENS = 16_384  # of memory that is kept between passes
 
 
 class Suffix:
@@ -35,6 +38,23 @@ class Suffix:
         return KV(rows.k_SHK[:kept], rows.v_SHV[:kept], self.times_S[:kept], offsets_B1)
 
 
+class RowScratch:
+    """Memory of keys and values that one pass after another uses; one thread's."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        self._model = model
+        self._layers: dict[int, LayerRows] = {}
+
+    def rows(self, layer: int, tokens: int) -> LayerRows:
+        """Return a layer's memory for so many tokens; fresh memory costs a fault for every page."""
+        found = self._layers.get(layer)
+        if found is None or found.k_SHK.shape[0] < tokens:
+            found = self._model.backbone.new_rows(tokens)
+            if tokens <= MOST_SCRATCH_TOKENS:
+                self._layers[layer] = found
+        return found
+
+
 class StreamPass:
     """A stream on its way through the layers, behind the cached tokens of each of its sequences."""
 
@@ -47,16 +67,26 @@ class StreamPass:
         wanted: Sequence[int] | None = None,
         suffix: Suffix | None = None,
         target: PrefixBuffer | None = None,
+        kept: Sequence[CachedTokens | None] = (),
+        scratch: "RowScratch | None" = None,
     ) -> None:
         """`pasts` has one entry for every sequence, or none.
 
         `wanted` is how many last tokens of each sequence the head reads, all unless given: the last
         layer computes no others. With `target` the stream's keys and values are stored there,
         behind the past, and no token is wanted. With `suffix` they are kept behind what it holds,
-        where this pass and later ones read them. Both are for one sequence.
+        where this pass and later ones read them. Both are for one sequence. `kept` has a buffer, or
+        None, for every sequence without a past: it receives the first tokens, which are computed in
+        `scratch`.
         """
         self.model, self.stream, self._pasts = model, stream, pasts
         self._suffix, self._target = suffix, target
+        self._scratch = scratch or RowScratch(model)
+        self._kept_first = [
+            (begin, each)
+            for begin, each in zip(stream.layout.offsets_B1.tolist(), kept, strict=False)
+            if each is not None
+        ]
         self._wanted = [0] if target is not None else wanted
         self._kept = 0 if suffix is None else suffix.tokens
         self._new = stream.layout.timestamps_T.numel()
@@ -65,6 +95,8 @@ class StreamPass:
             self._write_times(suffix, self._kept)
         if target is not None:
             self._write_times(target, self._first)
+        for begin, (buffer, tokens) in self._kept_first:
+            buffer.times_S[:tokens] = stream.layout.timestamps_T[begin : begin + tokens]
         self.x_TD = model.backbone.enter(
             stream.x_SD, stream.layout, torch.tensor(before) if before else None
         )
@@ -105,19 +137,31 @@ class StreamPass:
                 k_timestamps_S=self._suffix.times_S[:end],
                 k_offsets_B1=torch.tensor([0, end]),
             )
-        return compiled.run(
+        rows = self._rows(layers)
+        x_TD = compiled.run(
             self.x_TD,
             tokens,
             layers=layers,
-            rows=self._rows(layers),
+            rows=rows,
             precision=self.model.backbone.kv_precision,
             wanted=self._wanted if last else None,
         )
+        for index, each in zip(layers, rows or (), strict=False):
+            self._keep_first(index, each.k_SHK, each.v_SHV)
+        return x_TD
+
+    def _keep_first(self, index: int, k_SHK: torch.Tensor, v_SHV: torch.Tensor) -> None:
+        """Copy a layer's keys and values of the first tokens to where they are kept."""
+        for begin, (buffer, tokens) in self._kept_first:
+            span = slice(begin, begin + tokens)
+            buffer.write(index, 0, k_SHK[span], v_SHV[span])
 
     def _rows(self, layers: range) -> list[LayerRows] | None:
         """Return the memory of the layers' keys and values; None: scratch."""
         if self._suffix is not None:
             return [self._suffix.rows[index] for index in layers]
+        if self._kept_first:
+            return [self._scratch.rows(index, self._new) for index in layers]
         if self._target is None:
             return None
         buffer, at = self._target, self._first
@@ -148,6 +192,7 @@ class StreamPass:
             keep_B = torch.tensor(self._wanted)
             x_TD = x_TD[trailing_tokens(layout.offsets_B1, keep_B)]
         k_THK, v_THV = k_SHK[k_SHK.shape[0] - self._new :], v_SHV[v_SHV.shape[0] - self._new :]
+        self._keep_first(index, k_THK, v_THV)
         if self._target is not None:
             self._target.write(index, self._first, k_THK, v_THV)
         if self._suffix is not None:

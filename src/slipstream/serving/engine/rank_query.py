@@ -7,14 +7,18 @@ import torch
 
 from slipstream.serving.engine.cold_items import ColdItems
 from slipstream.serving.engine.encoding import EncodedHistory
-from slipstream.serving.engine.prefix import Prefix
+from slipstream.serving.engine.prefix import CachedTokens, Prefix
 
 NO_ROWS = torch.empty(0, dtype=torch.int64)  # the candidates of a query that scores none
 
 
 @dataclass(frozen=True)
 class RankQuery:
-    """A checked ranking request: cached past, new behaviours, rows to score, time of request."""
+    """A checked ranking request: cached past, new behaviours, rows to score, time of request.
+
+    `kept` is a buffer that receives the keys and values of the first tokens, of a query without a
+    past: a ranking that computes a whole history leaves its prefix behind.
+    """
 
     past: Prefix | None
     new: EncodedHistory
@@ -22,6 +26,7 @@ class RankQuery:
     request_time: int
     context: Mapping[str, int] = field(default_factory=dict)  # codes of the request; absent: 0
     cold: ColdItems | None = None  # whose rows follow the catalogue's
+    kept: CachedTokens | None = None
 
     def with_candidates(self, rows_C: torch.Tensor) -> "RankQuery":
         """Return the same query for other rows of the catalogue."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from slipstream.history.history_store import HistoryStore
 from slipstream.serving.http import messages as m
+from slipstream.serving.http.endpoints import REFUSED_HEADER
 from slipstream.serving.http.explore_endpoints import ExploreEndpoints
 from slipstream.serving.http.http_app import Handler, RequestContext
 from slipstream.serving.http.instance_lifecycle import InstanceLifecycle, OpenInstance
@@ -99,9 +100,16 @@ class InstanceService:
             rank_in = None if request.rank_in_ms is None else request.rank_in_ms / 1000
             admission = await instance.cascade.preinfer(request.user, given, rank_in)
             ticket = self._tickets.issue(
-                request.user, self.name, instance.version, history.first, history.total
+                request.user,
+                self.name,
+                instance.version,
+                history.first,
+                history.total,
+                held=admission.admitted,
             )
             context.headers[REASON_HEADER] = admission.reason or "admitted"
+            if not admission.admitted:
+                context.headers[REFUSED_HEADER] = "1"
             return m.PreinferAnswer(
                 ticket,
                 admission.admitted,

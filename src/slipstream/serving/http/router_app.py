@@ -27,6 +27,7 @@ from slipstream.serving.http.endpoints import (
     BEHAVIOURS_HEADER,
     DEADLINE_HEADER,
     KEY_HEADER,
+    REFUSED_HEADER,
     TENANT_HEADER,
     no_body,
 )
@@ -71,7 +72,7 @@ from slipstream.serving.http.router_admin import RouterAdmin
 from slipstream.serving.router.balancer import InstanceState, LoadBalancer
 from slipstream.serving.router.response_times import ResponseTimes
 from slipstream.serving.router.stored_lengths import StoredLengths
-from slipstream.serving.router.ticket import TicketSigner
+from slipstream.serving.router.ticket import Ticket, TicketSigner
 from slipstream.serving.router.upstream import (
     ConnectError,
     ConnectionLostError,
@@ -87,7 +88,7 @@ OBSERVED = "slipstream.observed"  # key of an `ObservedRequest` in the scope
 GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
 SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet, not the caller's to extend
 _BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
-_BEHAVIOURS = BEHAVIOURS_HEADER.encode()
+_BEHAVIOURS, _REFUSED = BEHAVIOURS_HEADER.encode(), REFUSED_HEADER.encode()
 
 
 class Router:
@@ -130,7 +131,7 @@ class Router:
         body = await read_body(scope, receive, self._limits)
         path: str = scope["path"]
         caller: Caller = scope.get(CALLER, NOBODY)
-        owner, of_a_user = None, user_of_path(scope["method"], path)
+        ticket, of_a_user = None, user_of_path(scope["method"], path)
         if (scope["method"], path) in OF_ANY_INSTANCE:
             endpoint = OF_ANY_INSTANCE[scope["method"], path]
             if not body and endpoint.request is not None:
@@ -143,14 +144,13 @@ class Router:
             self._charge(caller, fields)
             user = inner_user(caller.tenant, fields.user)
             ticket = self._signer.find(fields.ticket, user, self.counts)
-            owner = None if ticket is None else self.probes.owner(ticket.instance)
             behaviours = fields.behaviours(user, self.stored) if path in RANKING else 0
         else:
             assert of_a_user is not None
             user, behaviours = inner_user(caller.tenant, of_a_user[1]), 0
         start = self._start(scope, caller, user)
         async with GoneClient(receive):
-            answer = await self._send(scope, start, body, user, behaviours, owner, deadline)
+            answer = await self._send(scope, start, body, user, behaviours, ticket, deadline)
             if of_a_user is not None and of_a_user[0] == "delete" and answer.status == 200:
                 await self.admin.forget(start, deadline)
         for name, value in answer.headers:
@@ -184,20 +184,22 @@ class Router:
         body: bytes,
         user: str,
         behaviours: int,
-        owner: str | None,
+        ticket: Ticket | None,
         deadline: float,
     ) -> UpstreamAnswer:
         """Send a request to one instance after another until one answers.
 
         A refusal for overload (429) is returned when another instance has refused or failed too.
         """
+        named = None if ticket is None else self.probes.owner(ticket.instance)
+        owner = named if ticket is not None and ticket.held else None
         repeatable = scope["path"] != "/v1/events"
         observed: ObservedRequest | None = scope.get(OBSERVED)
         tried: set[str] = set()
         refusal: UpstreamAnswer | None = None
         while True:
             left = deadline - self.clock.now()
-            instance = self.balancer.choose(user, behaviours, owner=owner, tried=tried)
+            instance = self.balancer.choose(user, behaviours, owner=owner, near=named, tried=tried)
             if left <= 0 or instance is None:
                 if refusal is not None:
                     return refusal
@@ -219,7 +221,8 @@ class Router:
                 elif not (answer.status == 503 and instance.draining):
                     if observed is not None:
                         observed.instance = instance.name
-                    if scope["path"] in RANKING and answer.status < 300:
+                    refused = any(name == _REFUSED for name, _ in answer.headers)
+                    if scope["path"] in RANKING and answer.status < 300 and not refused:
                         self.balancer.note_served(user, instance)
                     return answer
             tried.add(instance.name)

@@ -51,6 +51,12 @@ class RequestEstimates:
         """Predict the ranking of candidates behind a prefix, its held behaviours included."""
         return self.cost.pass_seconds(self._held_tokens + candidates, past_tokens)
 
+    def inline_seconds(self, tokens: int, candidates: int) -> float:
+        """Predict a ranking in line of a history whose prefix has so many tokens."""
+        one_pass = self.cost.pass_seconds(tokens + self._held_tokens + candidates, 0)
+        two = self.cost.prefill_seconds(tokens) + self.rank_seconds(tokens, candidates)
+        return min(one_pass, two)
+
     def prefix_pays(self, tokens: int) -> bool:
         """Return whether a prefix saves a ranking more than the extra call to compute it costs.
 
@@ -63,6 +69,19 @@ class RequestEstimates:
         new = self._held_tokens + self.config.expected_candidates
         saved = self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens)
         return saved > self.cost.plain_seconds(0, 0)
+
+    def one_pass_pays(self, behaviours: int, candidates: int) -> bool:
+        """Return whether ranking a whole history at once is cheaper than prefill and ranking.
+
+        The prefix is copied out of the pass, which keeps it as it was computed: in floats. A pass
+        cannot be interrupted, so a long history is computed in steps.
+        """
+        tokens = self.engine.tokens_of(behaviours) + candidates
+        return (
+            self.engine.shape.precision == "fp32"
+            and self.cost.pass_seconds(tokens, 0) <= self.config.longest_pass
+            and self.separate_prefill_seconds(behaviours, candidates) is None
+        )
 
     def separate_prefill_seconds(self, behaviours: int, candidates: int) -> float | None:
         """Predict a prefill where that and ranking behind it are cheaper than one pass, else None.

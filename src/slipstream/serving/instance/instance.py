@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,21 +33,21 @@ from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.items import ItemIds
 from slipstream.serving.engine.passes import CANDIDATE_TILE
-from slipstream.serving.engine.prefix import PrefixKey
+from slipstream.serving.engine.prefix import CachedTokens, PrefixKey
 from slipstream.serving.engine.rank_query import RankQuery
 from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.instance.cascade import Cascade
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.estimates import RequestEstimates
+from slipstream.serving.instance.history_preparer import HistoryPreparer, PreparedRequest
 from slipstream.serving.instance.instance_config import (
     Admission,
-    Hit,
     InstanceConfig,
     RankResult,
 )
 from slipstream.serving.instance.job_runner import JobRunner
-from slipstream.serving.instance.prefix_manager import HeldPrefix, PrefixManager, ReadyHistory
-from slipstream.serving.instance.scheduler import Kind, Scheduler
+from slipstream.serving.instance.prefix_manager import PrefixManager, ReadyHistory
+from slipstream.serving.instance.scheduler import Job, Kind, Scheduler
 from slipstream.serving.instance.stats import collect_stats
 from slipstream.serving.instance.trigger import ADMITTED, Prospect, Trigger
 from slipstream.serving.request_errors import BadRequest, DeadlineError, OverloadError
@@ -97,6 +96,7 @@ class Instance:
         )
         self.jobs = JobRunner(self.scheduler, self.cost)
         self.prefixes = PrefixManager(self.engine, self.config, self.estimates, self.jobs, memory)
+        self._preparer = HistoryPreparer(self.engine, self.config, self.estimates, self.prefixes)
         self.trigger = Trigger(self.config.trigger, clock)
         self.counts: Counter[str] = self.prefixes.counts
         self._announced: dict[PrefixKey, float] = {}  # when a prefix was admitted, until it is used
@@ -202,11 +202,14 @@ class Instance:
     ) -> Prospect:
         """Gather what the trigger decides by."""
         rank = self.estimates.rank_seconds(tokens, self.config.expected_candidates)
-        inline = self.cost.prefill_seconds(tokens) + rank
+        inline = self.estimates.inline_seconds(tokens, self.config.expected_candidates)
+        prefill = self.prefixes.inflight.estimate(request).seconds
         cache = self.prefixes.cache
         return Prospect(
-            inline_tail=self.cost.tail_seconds(inline, "prefill") + self.jobs.waits.tail(now),
-            prefill=self.prefixes.inflight.estimate(request),
+            inline_tail=self.cost.tail_seconds(inline, "inline"),
+            waiting=self.jobs.waits.tail(now),
+            added=(prefill + rank) / inline - 1.0,
+            prefill=prefill,
             queued=self.scheduler.backlog(now + rank_in, Kind.PREINFER),
             nbytes=self.engine.prefix_bytes(len(request.encoded)),
             pinned=cache.pinned,
@@ -247,6 +250,7 @@ class Instance:
             candidates=rows_C.numel(),
             deadline=deadline,
             allow_truncate=allow_truncate,
+            one_pass=rows_C.numel() <= CANDIDATE_TILE or self.engine.search is not None,
         )
         return await self.score(
             ready, rows_C, deadline=deadline, request_time=request_time, context=context
@@ -269,10 +273,12 @@ class Instance:
         candidates: int,
         deadline: float,
         allow_truncate: bool = False,
+        one_pass: bool = False,
     ) -> ReadyHistory:
         """Find or compute the prefix behind which a request is scored, and hold it.
 
-        What is returned goes to `score` or `search`, once, or to `release`.
+        What is returned goes to `score` or `search`, once, or to `release`. With `one_pass` it goes
+        to `score`, which may compute the prefix itself.
         """
         now = self.clock.now()
         if now >= deadline:
@@ -281,18 +287,16 @@ class Instance:
         older, newer = self._windows(self.engine.encode(history), self.engine.encode(recent))
         self._expire(now)
         with self.underway():
-            whole = older.then(newer)
-            held, hit, kept = await self._prefix_for(
-                user, older, whole, min(candidates, CANDIDATE_TILE), deadline, allow_truncate
+            return await self._preparer.prepare(
+                PreparedRequest(user, older, newer, candidates, deadline, allow_truncate, one_pass)
             )
-            cached = 0 if held is None else held.prefix.behaviours
-            new = whole.part(max(cached, len(whole) - kept))
-            return ReadyHistory(held, new, hit, kept < len(whole))
 
-    def release(self, ready: ReadyHistory) -> None:
+    def release(self, ready: ReadyHistory, error: BaseException | None = None) -> None:
         """Let go of a prepared history that is not scored after all."""
         if ready.held is not None:
             ready.held.release()
+        if ready.fills is not None:
+            self.prefixes.end_fill(ready.fills, error or OverloadError("cancelled"))
 
     async def score(
         self,
@@ -314,9 +318,19 @@ class Instance:
         }
         if cold is not None or (rows_C.numel() > CANDIDATE_TILE and self.engine.search is None):
             work = {"steps": self.engine.rank_steps(query), "bulk": True}
+
+        def started(job: Job) -> None:
+            if ready.fills is not None:
+                ready.fills.job = job
+
+        def release(error: BaseException | None) -> None:
+            self.prefixes.release(ready.held)
+            if ready.fills is not None:
+                self.prefixes.end_fill(ready.fills, error)
+
         with self.underway():
             scores = await self.jobs.run(
-                deadline, seconds, release=lambda: self.prefixes.release(ready.held), **work
+                deadline, seconds, started=started, release=release, **work
             )
         self.count_hit(ready)
         return RankResult(scores, ready.hit, ready.truncated, self.version)
@@ -332,10 +346,14 @@ class Instance:
             self._consume(ready.held.slot.key)
         prefix = None if ready.held is None else ready.held.prefix
         try:
-            return self.engine.make_query(prefix, ready.new, [], request_time, context)
-        except BaseException:
-            self.release(ready)
+            query = self.engine.make_query(prefix, ready.new, [], request_time, context)
+        except BaseException as error:
+            self.release(ready, error)
             raise
+        if ready.fills is None:
+            return query
+        buffer = ready.fills.slot.buffer
+        return replace(query, kept=CachedTokens(buffer, buffer.capacity))
 
     @contextlib.contextmanager
     def underway(self) -> Iterator[None]:
@@ -356,54 +374,6 @@ class Instance:
         """Count where the prefix of an answered request was found."""
         self.counts[f"hit_{ready.hit}"] += 1
         self.counts["truncated"] += ready.truncated
-
-    async def _prefix_for(
-        self,
-        user: str,
-        older: EncodedHistory,
-        whole: EncodedHistory,
-        candidates: int,
-        deadline: float,
-        allow_truncate: bool,
-    ) -> tuple[HeldPrefix | None, Hit, int]:
-        """Return a prefix to rank behind or None, where it was found, and how many behaviours fit.
-
-        Fewer behaviours than there are means: rank the newest ones in one pass.
-        """
-        if self.config.relay and self.estimates.prefix_pays(self.engine.cached_tokens(len(older))):
-            request = PrefixRequest(self.engine, user, older)
-            held, hit = await self.prefixes.find(request, candidates, deadline)
-            if held is not None and hit is not None:
-                return held, hit, len(whole)
-            prefill = math.inf if hit is None else self.prefixes.inflight.estimate(request)
-            kept = self._behaviours_in_time(whole, candidates, deadline, allow_truncate, prefill)
-            if kept < len(whole):
-                return None, "inline", kept
-            return *await self.prefixes.compute(request, deadline), kept
-        separate = self.estimates.separate_prefill_seconds(len(whole), candidates)
-        kept = self._behaviours_in_time(whole, candidates, deadline, allow_truncate, separate)
-        if kept < len(whole) or separate is None:
-            return None, "inline", kept
-        request = PrefixRequest(self.engine, user, whole)
-        return await self.prefixes.compute_private(request, deadline), "inline", kept
-
-    def _behaviours_in_time(
-        self,
-        whole: EncodedHistory,
-        candidates: int,
-        deadline: float,
-        allow_truncate: bool,
-        prefill: float | None,
-    ) -> int:
-        queued = self.scheduler.backlog(deadline)
-        return self.estimates.behaviours_in_time(
-            len(whole),
-            candidates,
-            deadline - self.clock.now() - queued,
-            queued=queued,
-            prefill=prefill,
-            allow_truncate=allow_truncate,
-        )
 
     # ---- bookkeeping -----------------------------------------------------------------------------
 

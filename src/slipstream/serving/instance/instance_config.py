@@ -43,6 +43,7 @@ class InstanceConfig:
     max_batch: int = 8
     max_copies: int = 8  # demotions waiting at a time
     slice_seconds: float = 0.008  # longest step of a pre-inference, as predicted
+    longest_pass: float = 0.024  # of a ranking that computes its history and keeps the prefix
     calibrate_seconds: float = 1.5  # time spent measuring the machine at start
     threads: int = 1  # torch threads of this process
     # How both tiers store keys and values: exact, at half, or at about a quarter of the size.

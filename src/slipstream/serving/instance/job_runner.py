@@ -84,20 +84,22 @@ class JobRunner:
         learn: str | None = None,
         bulk: bool = False,
         spent: Callable[[float], None] | None = None,
-        release: Callable[[], None] | None = None,
+        started: Callable[[Job], None] | None = None,
+        release: Callable[[BaseException | None], None] | None = None,
     ) -> Any:
         """Run one job of a request and return its result.
 
         `learn` is the kind of work the cost model learns from its time; `spent` is told that time.
-        `bulk` work lets other requests go first. `release` runs on this loop when the compute
-        thread no longer uses the job's buffers, whatever became of the request.
+        `bulk` work lets other requests go first. `started` is told the job when it is queued.
+        `release` runs on this loop when the compute thread no longer uses the job's buffers,
+        whatever became of the request; it is told the error that ended the job, or None.
         """
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         submitted = self.clock.now()
 
         def on_done(value: Any, error: BaseException | None) -> None:
             if release is not None:
-                release()
+                release(error)
             if error is None:
                 if learn is not None:
                     self.cost.observe(learn, seconds, job.spent)
@@ -117,10 +119,12 @@ class JobRunner:
             job = self.submit(
                 kind, deadline, seconds, on_done, steps=steps, request=request, bulk=bulk
             )
-        except OverloadError:
+        except OverloadError as error:
             if release is not None:
-                release()
+                release(error)
             raise
+        if started is not None:
+            started(job)
         try:
             return await result
         except asyncio.CancelledError:

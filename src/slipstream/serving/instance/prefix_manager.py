@@ -45,12 +45,16 @@ HeldPrefix = Lease | PrivatePrefix
 
 @dataclass(frozen=True)
 class ReadyHistory:
-    """What a request is scored behind: a held prefix or none, and the behaviours after it."""
+    """What a request is scored behind: a held prefix or none, and the behaviours after it.
+
+    `fills` is the prefix that scoring computes and leaves in the cache, in the same pass.
+    """
 
     held: HeldPrefix | None
     new: EncodedHistory
     hit: Hit
     truncated: bool
+    fills: InflightPrefix | None = None
 
 
 log = logging.getLogger("slipstream.serving")
@@ -164,20 +168,12 @@ class PrefixManager:
         self, inflight: InflightPrefix, kind: Kind, deadline: float, pinned_until: float | None
     ) -> None:
         """Queue the steps of a started prefix; it is published, or removed, when they end."""
-        behaviours = len(inflight.request.encoded)
-        done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-        inflight.kind, inflight.done, inflight.pinned_until = kind, done, pinned_until
+        self._begin(inflight, kind, pinned_until)
 
         def on_done(_: Any, error: BaseException | None) -> None:
-            self.outstanding_behaviours -= behaviours
-            if error is None:
-                self.inflight.finish(inflight, inflight.pinned_until)
-                if inflight.source == "computed":
-                    self.estimates.cost.observe("prefill", inflight.seconds, inflight.job.spent)
-            else:
-                self.inflight.fail(inflight)
-            if not done.done():
-                done.set_result(error)
+            if error is None and inflight.source == "computed":
+                self.estimates.cost.observe("prefill", inflight.seconds, inflight.job.spent)
+            self._end(inflight, error)
 
         try:
             inflight.job = self.jobs.submit(
@@ -188,10 +184,42 @@ class PrefixManager:
                 steps=self.inflight.steps(inflight),
                 extra_seconds=self.config.ranking_budget if kind == Kind.PREINFER else 0.0,
             )
-        except OverloadError:
-            self.inflight.fail(inflight)
+        except OverloadError as error:
+            self._end(inflight, error)
             raise
-        self.outstanding_behaviours += behaviours
+
+    def begin_fill(self, request: PrefixRequest) -> InflightPrefix | None:
+        """Reserve a prefix that a ranking of the whole history fills in its own pass.
+
+        None where the cache has no room. `end_fill` must follow.
+        """
+        inflight = self.inflight.start(request)
+        if isinstance(inflight, Busy):
+            return None
+        self._begin(inflight, Kind.RANK, None)
+        return inflight
+
+    def end_fill(self, inflight: InflightPrefix, error: BaseException | None) -> None:
+        """Publish a prefix that a ranking has filled, and demote it; remove it after an error."""
+        self._end(inflight, error)
+        if error is None:
+            self.release(self.cache.acquire(inflight.request.key, keep_pin=True))
+
+    def _begin(self, inflight: InflightPrefix, kind: Kind, pinned_until: float | None) -> None:
+        """Let requests wait for a prefix."""
+        self.outstanding_behaviours += len(inflight.request.encoded)
+        inflight.kind, inflight.pinned_until = kind, pinned_until
+        inflight.done = asyncio.get_running_loop().create_future()
+
+    def _end(self, inflight: InflightPrefix, error: BaseException | None) -> None:
+        """Publish a prefix or remove it, and tell those who wait for it."""
+        self.outstanding_behaviours -= len(inflight.request.encoded)
+        if error is None:
+            self.inflight.finish(inflight, inflight.pinned_until)
+        else:
+            self.inflight.fail(inflight)
+        if not inflight.done.done():
+            inflight.done.set_result(error)
 
     def release(self, held: HeldPrefix | None) -> None:
         """Demote a prefix that a ranking has used, and end its lease."""

@@ -56,7 +56,7 @@ class SearchStage:
             yield
             return (yield from self._engine.retrieve_steps(query, k, allowed, enough))
 
-        def release() -> None:
+        def release(_: BaseException | None = None) -> None:
             instance.prefixes.release(ready.held)
 
         def learn(spent: float) -> None:

@@ -129,11 +129,14 @@ def instance_order(user: str, instances: Iterable[InstanceState]) -> list[Instan
     return rendezvous_order(user, instances, attrgetter("seed"))
 
 
-def _least_loaded(user: str, instances: Sequence[InstanceState]) -> InstanceState:
-    """The instance with the least load; of several, the first of the user's order."""
+def _least_loaded(user: str, instances: Sequence[InstanceState], near: str | None) -> InstanceState:
+    """The instance with the least load; of several, that called `near`, or the user's first."""
     loads = [instance.load for instance in instances]
     least = min(loads)
     idlest = [each for each, load in zip(instances, loads, strict=True) if load == least]
+    for instance in idlest:
+        if instance.name == near:
+            return instance
     return rendezvous_first(user, idlest, attrgetter("seed"))
 
 
@@ -189,12 +192,14 @@ class LoadBalancer:
         behaviours: int,
         *,
         owner: str | None = None,
+        near: str | None = None,
         tried: Collection[str] = (),
     ) -> InstanceState | None:
         """Choose the instance for a request, None when no usable one is left.
 
         The owner that a ticket names is taken while it is usable, whatever its load: the prefix it
-        holds is worth more than an even load.
+        holds is worth more than an even load. One that only knows the history is `near`: it is
+        taken where no other has less to do.
         """
         now = self.clock.now()
         holder = self.by_name.get(owner) if owner is not None and self.affinity else None
@@ -216,7 +221,7 @@ class LoadBalancer:
             return None
         last = self._preferred(user) if self.affinity and self._placements is not None else None
         if not self.affinity or (self._placements is not None and last not in usable):
-            return _least_loaded(user, usable)
+            return _least_loaded(user, usable, near)
         total = sum(instance.load for instance in usable) + behaviours
         bound = self.load_factor * total / len(usable)
 

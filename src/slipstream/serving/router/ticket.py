@@ -32,7 +32,8 @@ class TicketError(Exception):
 class Ticket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """The content of a ticket: an instance holds the prefix of behaviours `[first, end)`.
 
-    Behaviours are counted from the first one ever stored for the user.
+    Behaviours are counted from the first one ever stored for the user. One that is not `held` was
+    not computed: the instance only knows the history, and another may rank as well.
     """
 
     instance: str
@@ -40,6 +41,7 @@ class Ticket(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     first: int
     end: int
     expires_ms: int
+    held: bool = True
 
 
 class TicketSigner:
@@ -51,10 +53,12 @@ class TicketSigner:
         self._secret, self._lifetime, self._clock = secret, lifetime, clock
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Ticket)
 
-    def issue(self, user: str, instance: str, version: str, first: int, end: int) -> str:
-        """Make the ticket for behaviours `[first, end)` of `user`, held by `instance`."""
+    def issue(
+        self, user: str, instance: str, version: str, first: int, end: int, *, held: bool = True
+    ) -> str:
+        """Make the ticket for behaviours `[first, end)` of `user`, known to `instance`."""
         expires_ms = int((self._clock.wall_time() + self._lifetime) * 1000)
-        record = self._encoder.encode(Ticket(instance, version, first, end, expires_ms))
+        record = self._encoder.encode(Ticket(instance, version, first, end, expires_ms, held))
         sealed = base64.urlsafe_b64encode(self._mac(record, user) + record)
         return sealed.rstrip(b"=").decode("ascii")
 
