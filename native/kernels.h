@@ -52,6 +52,10 @@ SLIPSTREAM_API void ss_softmax_tile_backward(
     float* logits, int64_t tokens, int64_t columns, float scale, const int32_t* targets,
     const int32_t* column_ids, const float* log_q, const float* sums, const float* grad,
     float* own_grad, int threads);
+SLIPSTREAM_API int32_t ss_full_softmax(
+    const float* hidden, const float* rows, const int32_t* targets, int64_t tokens,
+    int64_t num_rows, int64_t width, float scale, float* loss, float* grad_hidden,
+    float* grad_rows, int threads);
 SLIPSTREAM_API void ss_grouped_softmax(
     const float* hidden, const float* targets, const int64_t* same, const float* rows,
     const int64_t* negatives, int64_t width, int64_t num_rows, const int64_t* offsets,

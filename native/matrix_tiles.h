@@ -14,7 +14,7 @@ constexpr int MR = 6;  // rows of a micro-kernel: 6 x 2 accumulators + 2 of B + 
 
 // Loops over the accumulators are unrolled early, so that these live in registers only.
 #define SLIPSTREAM_TILE(M, NV) \
-    _Pragma("GCC unroll 8") for (int r = 0; r < (M); ++r) _Pragma("GCC unroll 8") for (int n = 0; n < (NV); ++n)
+    _Pragma("GCC unroll 16") for (int r = 0; r < (M); ++r) _Pragma("GCC unroll 8") for (int n = 0; n < (NV); ++n)
 
 // acc += A B. A is addressed A[r * lda + k] (rows) or A[k * lda + r] (columns).
 template <int M, int NV, bool COLUMNS>
@@ -25,7 +25,7 @@ inline __attribute__((always_inline)) void multiply_add(vf (&acc)[M][NV], int64_
         vf row[NV];
 #pragma GCC unroll 8
         for (int n = 0; n < NV; ++n) row[n] = load(b + n * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < M; ++r) {
             const vf x = splat(COLUMNS ? a[r] : a[r * lda]);
 #pragma GCC unroll 8

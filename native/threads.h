@@ -5,4 +5,5 @@
 #include <omp.h>
 #else
 static inline int omp_get_thread_num() { return 0; }
+static inline int omp_get_num_threads() { return 1; }
 #endif

@@ -49,6 +49,27 @@ def test_full_softmax_native_equals_reference(case):
 
 
 @needs_native
+# The last catalogue is too large for sums of each thread's own.
+@pytest.mark.parametrize(
+    ("tokens", "num_rows", "width"),
+    [(0, 9, 8), (1, 1, 1), (95, 301, 50), (200, 4001, 64), (9, 140_000, 64)],
+)
+def test_a_loss_that_weighs_tokens_alike_has_the_reference_gradients(tokens, num_rows, width):
+    case = LossCase(tokens, num_rows, width, 1, seed=6)
+    full = case.full(0.3)
+    assert_parity(lambda *x, backend: full(*x, backend=backend).sum(), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+def test_the_whole_catalogue_gives_the_same_loss_with_and_without_gradients():
+    case = LossCase(40, 301, 50, 1, seed=1)
+    with torch.no_grad():
+        plain_T = case.full(0.7)(case.hidden_TD, case.rows_UD, backend="native")
+    tracked_T = case.full(0.7)(case.hidden_TD.requires_grad_(), case.rows_UD, backend="native")
+    assert torch.equal(plain_T, tracked_T.detach())
+
+
+@needs_native
 def test_tiles_join_without_a_seam(monkeypatch):
     monkeypatch.setattr(losses_tiled_native, "_TILE_VALUES", 1000)
     case = LossCase(37, 211, 20, 100, seed=5)

@@ -42,6 +42,9 @@ void ss_softmax_tile_forward(
 void ss_softmax_tile_backward(
     float* logits, int64 tokens, int64 columns, float scale, int32* targets, int32* column_ids,
     float* log_q, float* sums, float* grad, float* own_grad, int threads);
+int32 ss_full_softmax(
+    float* hidden, float* rows, int32* targets, int64 tokens, int64 num_rows, int64 width,
+    float scale, float* loss, float* grad_hidden, float* grad_rows, int threads);
 void ss_grouped_softmax(
     float* hidden, float* targets, int64* same, float* rows, int64* negatives, int64 width,
     int64 num_rows, int64* offsets, int64* sets, int64 groups, int64 per_set,

@@ -1,8 +1,11 @@
 """Softmax losses against many columns at once (shared negatives, whole catalogue), in tiles.
 
-The matrix products are torch's (BLAS); one compiled pass over each tile of tokens does scaling,
-masking, exponentials and sums. All tiles use one buffer and backward computes them again, so
-tokens x columns is never in memory. Touch this together with native/losses_tile.cpp.
+Shared negatives: the matrix products are torch's (BLAS); one compiled pass over each tile of tokens
+does scaling, masking, exponentials and sums. All tiles use one buffer and backward computes them
+again, so tokens x columns is never in memory. Whole catalogue: one compiled call gives the losses
+and the gradients of a loss that weighs all tokens alike, as training does; any other weights are
+computed as for shared negatives. Touch this together with native/losses_tile.cpp and
+native/losses_full.cpp.
 """
 
 from collections.abc import Iterator
@@ -91,17 +94,28 @@ class _FullSoftmax(torch.autograd.Function):
         hidden_TD, rows_ND = hidden_TD.contiguous(), rows_ND.contiguous()
         small_T = targets_T.to(torch.int32).contiguous()
         check_count(len(rows_ND), "rows")
-        columns = _Columns(rows_ND, None, None, temperature)
-        loss_T, sums_T2 = _forward(hidden_TD, columns, small_T, None)
-        ctx.save_for_backward(hidden_TD, rows_ND, small_T, sums_T2)
+        loss_T = hidden_TD.new_empty(len(hidden_TD))
+        wanted = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
+        unit_TD, unit_ND = (torch.empty_like(x) if wanted else None for x in (hidden_TD, rows_ND))
+        failed = kernel("ss_full_softmax")(
+            hidden_TD, rows_ND, small_T, len(hidden_TD), len(rows_ND), hidden_TD.shape[1],
+            1.0 / temperature, loss_T, unit_TD, unit_ND,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("a softmax over the catalogue could not get its scratch memory")
+        ctx.save_for_backward(hidden_TD, rows_ND, small_T, unit_TD, unit_ND)
         ctx.temperature = temperature  # type: ignore[attr-defined]
         return loss_T
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, rows_ND, small_T, sums_T2 = ctx.saved_tensors  # type: ignore[attr-defined]
+        hidden_TD, rows_ND, small_T, unit_TD, unit_ND = ctx.saved_tensors  # type: ignore[attr-defined]
+        if not len(grad_T) or bool((grad_T == grad_T[0]).all()):
+            weight = grad_T[0] if len(grad_T) else 1.0
+            return unit_TD * weight, unit_ND * weight, None, None
         columns = _Columns(rows_ND, None, None, ctx.temperature)  # type: ignore[attr-defined]
+        _, sums_T2 = _forward(hidden_TD, columns, small_T, None)
         return (
             *_backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), None),
             None,
