@@ -37,6 +37,15 @@ SLIPSTREAM_API void ss_norm_gate_backward(
     float p, float scale, int centred, const float* moments, const float* grad, float* d_x,
     float* d_gate, float* d_weights, int64_t tokens, int64_t width, float* scratch, int threads);
 
+// linear.cpp
+SLIPSTREAM_API int32_t ss_linear_forward(
+    const float* x, const float* weight, const float* bias, const int64_t* widths, int64_t parts,
+    int64_t tokens, int64_t depth, int silu, float* z, const int64_t* out, int threads);
+SLIPSTREAM_API int32_t ss_linear_backward(
+    const float* x, const float* weight, const int64_t* widths, int64_t parts, int64_t tokens,
+    int64_t depth, int silu, const float* z, const int64_t* grad, float* d_x, float* d_weight,
+    float* d_bias, int threads);
+
 // losses_*.cpp
 SLIPSTREAM_API void ss_sampled_softmax(
     const float* hidden, const float* rows, const int64_t* targets, const int64_t* negatives,

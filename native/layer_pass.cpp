@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "layer_pass.h"
 #include "row_norm.h"
+#include "tall_panels.h"
 
 namespace slipstream {
 namespace {
@@ -132,17 +133,16 @@ class Pass {
     template <typename Finish>
     void product(const float* x, int64_t count, int64_t depth, const float* weight, int64_t width, Finish finish) const {
         pack_transposed(weight, depth, width, depth, m.packed);
-        const int64_t padded = round_up(width, W), panels = (count + MR - 1) / MR;
+        const int64_t padded = round_up(width, W), panels = (count + TALL - 1) / TALL;
 #pragma omp parallel for num_threads(p.threads) if (p.threads > 1 && count >= SHARED_ROWS) schedule(static)
         for (int64_t panel = 0; panel < panels; ++panel) {
-            alignas(64) float sums[MR * COLUMNS];
-            const int64_t row = panel * MR;
-            const int of_panel = static_cast<int>(std::min<int64_t>(MR, count - row));
+            alignas(64) float sums[TALL * COLUMNS];
+            const int64_t row = panel * TALL, of_panel = std::min<int64_t>(TALL, count - row);
             for (int64_t c = 0; c < padded; c += COLUMNS) {
                 const int64_t columns = std::min(COLUMNS, padded - c);
-                multiply_panel<false, true>(of_panel, columns, depth, x + row * depth, depth, m.packed + c * depth, W2, W2 * depth, sums,
-                                            columns);
-                for (int r = 0; r < of_panel; ++r) finish(row + r, c, std::min(COLUMNS, width - c), sums + r * columns);
+                multiply_tall<false, true>(of_panel, columns, depth, x + row * depth, depth, m.packed + c * depth, W2, W2 * depth, sums,
+                                           columns);
+                for (int64_t r = 0; r < of_panel; ++r) finish(row + r, c, std::min(COLUMNS, width - c), sums + r * columns);
             }
         }
     }

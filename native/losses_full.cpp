@@ -11,8 +11,9 @@
 #include <new>
 #include <vector>
 
+#include "aligned_block.h"
 #include "kernels.h"
-#include "matrix_tiles.h"
+#include "tall_panels.h"
 #include "threads.h"
 
 namespace slipstream {
@@ -22,11 +23,6 @@ constexpr int64_t TILE_VALUES = 1 << 19, MOST_TOKENS = 72;  // of a tile: two me
 constexpr int64_t CHUNK = 16 * W2;                          // rows of the catalogue that stay in the cache
 constexpr int64_t OWN_SUMS_BYTES = 64 << 20;                // of all threads together
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-#if defined(__AVX512F__)
-constexpr int TALL = 2 * MR;  // rows of a panel: 32 registers hold the sums of twice as many
-#else
-constexpr int TALL = MR;
-#endif
 
 struct FullSoftmax {
     const float *hidden, *rows;  // [T, D], [N, D]
@@ -36,32 +32,6 @@ struct FullSoftmax {
     float *loss, *grad_hidden, *grad_rows;  // [T]; [T, D], [N, D] or null
     int threads;
 };
-
-// Floats at a multiple of 64 bytes; `std::bad_alloc` where there are none.
-class Block {
-  public:
-    explicit Block(int64_t count) : memory(static_cast<float*>(::operator new(sizeof(float) * count, std::align_val_t{64}))) {}
-    ~Block() { ::operator delete(memory, std::align_val_t{64}); }
-    Block(const Block&) = delete;
-    Block& operator=(const Block&) = delete;
-    operator float*() const { return memory; }
-
-  private:
-    float* memory;
-};
-
-// One panel of at most TALL rows; taller panels read B less often.
-template <bool COLUMNS, bool ZERO>
-void multiply_tall(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t panel,
-                   float* c, int64_t ldc) {
-    if (TALL > MR && rows == TALL && columns % W2 == 0) {
-        micro_kernel<TALL, 2, COLUMNS, ZERO>(columns / W2, depth, a, lda, b, ldb, panel, c, ldc);
-        return;
-    }
-    for (int64_t r = 0; r < rows; r += MR)
-        multiply_panel<COLUMNS, ZERO>(static_cast<int>(std::min<int64_t>(MR, rows - r)), columns, depth, a + r * (COLUMNS ? 1 : lda), lda, b,
-                                      ldb, panel, c + r * ldc, ldc);
-}
 
 // The rows of the catalogue in panels for the logits, and padded to whole vectors for the gradients.
 struct Catalogue {

@@ -32,6 +32,53 @@ def test_linear_silu_native_equals_reference(tokens, width, out, seed, bias):
 
 
 @needs_native
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.sampled_from([0, 1, 5, 12, 13, 96, 97, 250]),
+    depth=st.sampled_from([1, 7, 16, 50, 64, 257]),
+    widths=st.lists(st.sampled_from([0, 1, 3, 16, 50, 64]), min_size=1, max_size=4),
+    seed=st.integers(0, 2**31),
+)
+def test_parts_of_a_projection_equal_the_reference(tokens, depth, widths, seed):
+    x_TD, weight_FD = randn(seed, tokens, depth), randn(seed + 1, sum(widths), depth)
+
+    def joined(*inputs, backend):
+        parts = pointwise.linear_silu_parts(*inputs, widths, backend=backend)
+        assert all(part.is_contiguous() for part in parts)
+        return torch.cat(parts, dim=1)
+
+    assert_parity(joined, x_TD, weight_FD)
+
+
+@needs_native
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.sampled_from([0, 1, 13, 200]),
+    depth=st.sampled_from([1, 50, 64, 256]),
+    width=st.sampled_from([1, 17, 50, 128]),
+    bias=st.booleans(),
+)
+def test_linear_native_equals_reference(tokens, depth, width, bias):
+    inputs = [randn(1, tokens, depth), randn(2, width, depth)] + ([randn(3, width)] * bias)
+    assert_parity(pointwise.linear, *inputs)
+
+
+@needs_native
+def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it():
+    x_TD, weight_FD = randn(1, 40, 50), randn(2, 120, 50)
+    with torch.no_grad():
+        whole = pointwise.linear_silu(x_TD, weight_FD, backend="native")
+        for part in (slice(0, 1), slice(3, 20), slice(39, 40)):
+            alone = pointwise.linear_silu(x_TD[part], weight_FD, backend="native")
+            assert torch.equal(whole[part], alone)
+
+
+def test_parts_that_do_not_cut_the_width_are_refused():
+    with pytest.raises(ValueError, match="do not cut a width of 5"):
+        pointwise.linear_silu_parts(torch.ones(2, 3), torch.ones(5, 3), [2, 2])
+
+
+@needs_native
 @settings(max_examples=60, deadline=None)
 @given(
     tokens=TOKENS,

@@ -15,7 +15,7 @@ from torch import nn
 
 from slipstream.models.backbone import KV, Layer, View, joined_heads
 from slipstream.models.model_config import ModelConfig
-from slipstream.models.precision import linear, linear_silu
+from slipstream.models.precision import linear, linear_silu, linear_silu_parts
 from slipstream.models.relative import RelativeTables
 from slipstream.ops.layer_pass import LayerSizes
 
@@ -51,10 +51,8 @@ class GatedAttention(Layer):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The gate, attention's output (heads and channels side by side), and keys and values."""
         normed_TD = self.norm(x_TD)
-        # The weight is split, not the product: so every part is contiguous for attention.
-        u_TF, v_TF, q_TF, k_TF = (
-            linear_silu(normed_TD, part_FD, dtype=view.product_dtype)
-            for part_FD in self.uvqk_FD.split(self.widths)
+        u_TF, v_TF, q_TF, k_TF = linear_silu_parts(
+            normed_TD, self.uvqk_FD, self.widths, dtype=view.product_dtype
         )
         k_SHK, v_SHV = joined_heads(k_TF, v_TF, self.config.heads, view, past)
         timestamps_T, k_timestamps_S = self.relative.times(view)

@@ -5,6 +5,8 @@ what they always see; only the operands and the result of a product are rounded.
 another part of a model computes with fewer bits.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -20,7 +22,7 @@ def linear(
 ) -> torch.Tensor:
     """x W^T + b, multiplied in `dtype` (None: that of x) and returned in the type of x."""
     if dtype is None:
-        return nn.functional.linear(x_TD, weight_FD, bias_F)
+        return pointwise.linear(x_TD, weight_FD, bias_F)
     product_TF = nn.functional.linear(x_TD.to(dtype), weight_FD.to(dtype)).to(x_TD.dtype)
     return product_TF if bias_F is None else product_TF + bias_F
 
@@ -32,3 +34,17 @@ def linear_silu(
     if dtype is None:
         return pointwise.linear_silu(x_TD, weight_FD)
     return nn.functional.silu(linear(x_TD, weight_FD, dtype=dtype))
+
+
+def linear_silu_parts(
+    x_TD: torch.Tensor,
+    weight_FD: torch.Tensor,
+    widths: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`linear_silu` cut into parts of these widths, each contiguous."""
+    if dtype is None:
+        return pointwise.linear_silu_parts(x_TD, weight_FD, widths)
+    parts = weight_FD.split(list(widths))
+    return tuple(linear_silu(x_TD, part_FD, dtype=dtype) for part_FD in parts)

@@ -30,6 +30,14 @@ void ss_norm_gate_backward(
     int centred, float* moments, float* grad, float* d_x, float* d_gate, float* d_weights,
     int64 tokens, int64 width, float* scratch, int threads);
 
+# native/linear.cpp
+int32 ss_linear_forward(
+    float* x, float* weight, float* bias, int64* widths, int64 parts, int64 tokens, int64 depth,
+    int silu, float* z, int64* out, int threads);
+int32 ss_linear_backward(
+    float* x, float* weight, int64* widths, int64 parts, int64 tokens, int64 depth, int silu,
+    float* z, int64* grad, float* d_x, float* d_weight, float* d_bias, int threads);
+
 # native/losses_*.cpp
 void ss_sampled_softmax(
     float* hidden, float* rows, int64* targets, int64* negatives, int64 num_tokens,

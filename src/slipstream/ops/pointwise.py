@@ -1,17 +1,18 @@
-"""The operators around attention: linear + SiLU, norm x gate x dropout, RMS norm, dropout.
+"""The operators around attention: linear, linear + SiLU, norm x gate x dropout, RMS norm, dropout.
 
 Dropout is stateless: whether a value is kept depends on (seed, token id, column) only. Its mask is
 never stored, backward computes it again, and a token has the same mask in every micro-batch and on
 every rank. Touch this when one of these operators gets another argument.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from slipstream.ops import backend as backends
-from slipstream.ops import operand_checks, pointwise_native, pointwise_reference
+from slipstream.ops import linear_native, operand_checks, pointwise_native, pointwise_reference
 
 Norm = Literal["layer", "rms"]
 
@@ -24,14 +25,55 @@ def linear_silu(
     backend: str | None = None,
 ) -> torch.Tensor:
     """silu(x W^T + b) for x [T, D], W [F, D], b [F]."""
+    _check_linear(x_TD, weight_FD, bias_F)
+    if backends.choose(backend, x_TD) == "native":
+        if linear_native.fits(weight_FD):
+            width = weight_FD.shape[0]
+            return linear_native.linear(x_TD, weight_FD, bias_F, [width], silu=True)[0]
+        return pointwise_native.linear_silu(x_TD, weight_FD, bias_F)
+    return pointwise_reference.linear_silu(x_TD, weight_FD, bias_F)
+
+
+def linear_silu_parts(
+    x_TD: torch.Tensor,
+    weight_FD: torch.Tensor,
+    widths: Sequence[int],
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """silu(x W^T) cut into parts of these widths, each contiguous."""
+    _check_linear(x_TD, weight_FD, None)
+    if sum(widths) != weight_FD.shape[0] or min(widths, default=0) < 0:
+        raise ValueError(f"parts of {list(widths)} do not cut a width of {weight_FD.shape[0]}")
+    if backends.choose(backend, x_TD) == "native" and linear_native.fits(weight_FD):
+        return linear_native.linear(x_TD, weight_FD, None, widths, silu=True)
+    # The weight is split, not the product: so every part is contiguous.
+    return tuple(
+        linear_silu(x_TD, part_FD, backend=backend) for part_FD in weight_FD.split(list(widths))
+    )
+
+
+def linear(
+    x_TD: torch.Tensor,
+    weight_FD: torch.Tensor,
+    bias_F: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """x W^T + b for x [T, D], W [F, D], b [F]."""
+    _check_linear(x_TD, weight_FD, bias_F)
+    if backends.choose(backend, x_TD) == "native" and linear_native.fits(weight_FD):
+        width = weight_FD.shape[0]
+        return linear_native.linear(x_TD, weight_FD, bias_F, [width], silu=False)[0]
+    return F.linear(x_TD, weight_FD, bias_F)
+
+
+def _check_linear(x_TD: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None) -> None:
     operand_checks.floating("x", x_TD, dims=2)
     operand_checks.floating("weight", weight_FD, dims=2)
     operand_checks.like("weight", weight_FD, "x", x_TD, (weight_FD.shape[0], x_TD.shape[1]))
     if bias_F is not None:
         operand_checks.like("bias", bias_F, "weight", weight_FD, (weight_FD.shape[0],))
-    if backends.choose(backend, x_TD) == "native":
-        return pointwise_native.linear_silu(x_TD, weight_FD, bias_F)
-    return pointwise_reference.linear_silu(x_TD, weight_FD, bias_F)
 
 
 def layer_norm(x_TD: torch.Tensor, *, eps: float = 1e-6) -> torch.Tensor:
