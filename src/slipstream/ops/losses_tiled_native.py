@@ -10,6 +10,7 @@ native/losses_full.cpp.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -85,7 +86,7 @@ class _FullSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         hidden_TD: torch.Tensor,
         rows_ND: torch.Tensor,
         targets_T: torch.Tensor,
@@ -95,7 +96,7 @@ class _FullSoftmax(torch.autograd.Function):
         small_T = targets_T.to(torch.int32).contiguous()
         check_count(len(rows_ND), "rows")
         loss_T = hidden_TD.new_empty(len(hidden_TD))
-        wanted = any(ctx.needs_input_grad)  # type: ignore[attr-defined]
+        wanted = any(ctx.needs_input_grad)
         unit_TD, unit_ND = (torch.empty_like(x) if wanted else None for x in (hidden_TD, rows_ND))
         failed = kernel("ss_full_softmax")(
             hidden_TD, rows_ND, small_T, len(hidden_TD), len(rows_ND), hidden_TD.shape[1],
@@ -104,17 +105,17 @@ class _FullSoftmax(torch.autograd.Function):
         if failed:
             raise MemoryError("a softmax over the catalogue could not get its scratch memory")
         ctx.save_for_backward(hidden_TD, rows_ND, small_T, unit_TD, unit_ND)
-        ctx.temperature = temperature  # type: ignore[attr-defined]
+        ctx.temperature = temperature
         return loss_T
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_TD, rows_ND, small_T, unit_TD, unit_ND = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_TD, rows_ND, small_T, unit_TD, unit_ND = ctx.saved_tensors
         if not len(grad_T) or bool((grad_T == grad_T[0]).all()):
             weight = grad_T[0] if len(grad_T) else 1.0
             return unit_TD * weight, unit_ND * weight, None, None
-        columns = _Columns(rows_ND, None, None, ctx.temperature)  # type: ignore[attr-defined]
+        columns = _Columns(rows_ND, None, None, ctx.temperature)
         _, sums_T2 = _forward(hidden_TD, columns, small_T, None)
         return (
             *_backward(hidden_TD, columns, small_T, sums_T2, grad_T.contiguous(), None),
