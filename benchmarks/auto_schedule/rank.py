@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.auto_schedule.turns import TakesTurns
 from slipstream.data.store import SequenceStore
 from slipstream.tables.factory import make_table
 from slipstream.training import recommender
@@ -39,6 +40,7 @@ class Job:
     schedule: str = "synchronous"
     micro_batches: int = 8
     steps: int = 400
+    steps_a_turn: int = 50
     users: int = 16  # a step and rank
     length: int = 256
     dim: int = 64
@@ -99,12 +101,15 @@ def main(rank: int, scratch: Path, job: Job) -> None:
             "gloo", init_method=meeting, rank=rank, world_size=job.ranks, timeout=patience
         )
     try:
-        out = scratch / "run"
-        result = train(job.recipe(scratch), SequenceStore.open(job.store), out, quiet=True)
+        out, turns = scratch / "run", TakesTurns(scratch, job.steps_a_turn)
+        store = SequenceStore.open(job.store)
+        result = train(job.recipe(scratch), store, out, quiet=True, callbacks=[turns])
+        turns.end_turn()
         if rank == 0:
             losses = [each["loss"] for each in read_metrics(out / "metrics.jsonl")]
             recorded = json.loads((out / "run.json").read_text())
-            found: dict[str, Any] = {"step_seconds": result.seconds / result.step}
+            found: dict[str, Any] = {"step_seconds": turns.seconds / result.step}
+            found["turns"] = turns.blocks
             found["loss"] = float(np.mean(losses[:COMPARED_STEPS]))
             found["phases"] = recorded.get("schedule", {}).get("phases", [])
             found["distinct_rows"] = distinct_rows(job, scratch)

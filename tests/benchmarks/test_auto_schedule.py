@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.auto_schedule import bench, rank
-from benchmarks.auto_schedule.bench import SETTINGS, Runs, claims_of, limits, rows_of
+from benchmarks.auto_schedule.bench import SETTINGS, Turns, claims_of, limits, rows_of
 from benchmarks.auto_schedule.rank import Job
 from slipstream.errors import SlipstreamError
 from tests.support.training_fixtures import small_store
@@ -19,23 +19,35 @@ def sample(seconds, loss=2.0, phases=()):
 @pytest.fixture
 def job(tmp_path):
     store = small_store(tmp_path / "store")
-    sizes = {"steps": 4, "users": 2, "length": 8, "dim": 8, "cache_rows": 4}
+    sizes = {"steps": 4, "steps_a_turn": 2, "users": 2, "length": 8, "dim": 8, "cache_rows": 4}
     return Job(str(store.directory), ranks=1, tier="disk", **sizes)
 
 
-def test_a_run_is_made_once_and_reports_what_it_took(job, tmp_path):
-    runs = Runs(tmp_path / "work", job, None)
-    first = runs.sample("a", Job(**{**vars(job), "schedule": "nested", "read_rate": 1e6}))
-    assert first["step_seconds"] > 0 and first["distinct_rows"] > 1 and first["phases"] == []
-    assert Runs(tmp_path / "work", job, None).sample("a", job) == first
+@pytest.mark.system
+def test_a_turn_is_made_once_and_reports_what_each_run_took(job, tmp_path):
+    turns = Turns(tmp_path / "work", job, None)
+    nested = Job(**{**vars(job), "schedule": "nested", "read_rate": 1e6})
+    found = turns.turn("a", {"plain": job, "nested": nested})
+    for sample_of in found.values():
+        assert sample_of["distinct_rows"] > 1 and sample_of["phases"] == []
+        assert len(sample_of["turns"]) == 2  # of two steps each
+        assert sample_of["step_seconds"] == pytest.approx(sum(sample_of["turns"]) / 4)
+    assert Turns(tmp_path / "work", job, None).turn("a", {}) == found
     with pytest.raises(SlipstreamError, match="other sizes"):
-        Runs(tmp_path / "work", Job(**{**vars(job), "dim": 16}), None)
+        Turns(tmp_path / "work", Job(**{**vars(job), "dim": 16}), None)
 
 
+@pytest.mark.system
 def test_two_ranks_train_together(job):
     together = Job(**{**vars(job), "ranks": 2, "tier": "memory"})
-    assert bench.launch(together, None)["loss"] > 0
+    assert bench.launch({"one": together}, None)["one"]["loss"] > 0
     assert together.recipe(Path("x")).sampler.batch_size == 4
+
+
+@pytest.mark.system
+def test_a_run_that_fails_ends_the_turn_of_all(job):
+    with pytest.raises(RuntimeError, match="rank 0"):
+        bench.launch({"good": job, "bad": Job(**{**vars(job), "store": "nowhere"})}, None)
 
 
 def test_limits_give_a_free_step_its_shares(job):
@@ -52,22 +64,28 @@ def test_claims_are_the_worst_of_all_settings():
     rows = rows_of(
         "a",
         {
-            "synchronous 8": [sample(0.2), sample(0.4)],
-            "auto 8": [sample(0.1, phases=phases), sample(0.2, phases=phases)],
+            "synchronous": [sample(0.2), sample(0.4)],
+            "auto": [sample(0.1, phases=phases), sample(0.2, phases=phases)],
+            "synchronous again": [sample(0.25), sample(0.5)],
             "nested 8": [sample(0.09), sample(0.18)],
         },
     )
-    assert [row["chosen"] for row in rows] == ["", "nested 4", ""] and rows[1]["vs_plain"] == 2
-    rows += rows_of("b", {"synchronous 8": [sample(0.1)], "auto 8": [sample(0.1 / 0.99)]})
+    assert [row["chosen"] for row in rows] == ["", "nested 4", "", ""]
+    assert rows[1]["vs_plain"] == 2
+    plain = [sample(0.1)]
+    rows += rows_of(
+        "b", {"synchronous": plain, "auto": [sample(0.1 / 0.99)], "synchronous again": plain}
+    )
     assert claims_of(rows) == {
         "worst_vs_plain": pytest.approx(0.99),
         "worst_vs_best": pytest.approx(0.9),
+        "equal_runs_differ_by": pytest.approx(0.2),
     }
 
 
 def test_a_variant_that_learns_something_else_ends_the_benchmark():
     with pytest.raises(SlipstreamError, match="nothing to compare"):
-        rows_of("a", {"synchronous 8": [sample(1.0)], "auto 8": [sample(1.0, loss=2.001)]})
+        rows_of("a", {"synchronous": [sample(1.0)], "auto": [sample(1.0, loss=2.001)]})
 
 
 @pytest.mark.slow
