@@ -289,7 +289,9 @@ def plainly_chosen(
         return None
     order = instance_order(user, usable)
     if not balancer.affinity or (alone and last not in [each.name for each in usable]):
-        return min(order, key=lambda each: each.load)
+        start = balancer.instances.index(instance_order(user, balancer.instances)[0])
+        turned = balancer.instances[start:] + balancer.instances[:start]
+        return min((each for each in turned if each in usable), key=lambda each: each.load)
     if alone:
         order.sort(key=lambda each: each.name != last)
     bound = 1.25 * (sum(each.load for each in usable) + behaviours) / len(usable)

@@ -8,6 +8,7 @@ Touch this when requests choose their instance in another way.
 """
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -129,17 +130,6 @@ def instance_order(user: str, instances: Iterable[InstanceState]) -> list[Instan
     return rendezvous_order(user, instances, attrgetter("seed"))
 
 
-def _least_loaded(user: str, instances: Sequence[InstanceState], near: str | None) -> InstanceState:
-    """The instance with the least load; of several, that called `near`, or the user's first."""
-    loads = [instance.load for instance in instances]
-    least = min(loads)
-    idlest = [each for each, load in zip(instances, loads, strict=True) if load == least]
-    for instance in idlest:
-        if instance.name == near:
-            return instance
-    return rendezvous_first(user, idlest, attrgetter("seed"))
-
-
 class LoadBalancer:
     """Chooses an instance for each request.
 
@@ -211,6 +201,11 @@ class LoadBalancer:
             light = first is not None and first.load <= self.slack_behaviours
             if first is not None and light and first.name not in tried and first.usable(now):
                 return first
+        last = self._preferred(user) if self.affinity and self._placements is not None else None
+        may_last = last is not None and last.name not in tried and last.usable(now)
+        anywhere = not self.affinity or (self._placements is not None and not may_last)
+        if anywhere and self.long_from is None:
+            return self._idlest(user, self.instances, near, tried, now)
         usable = [
             instance
             for instance in self.instances
@@ -219,9 +214,8 @@ class LoadBalancer:
         usable = self._of_pool(usable, behaviours)
         if not usable:
             return None
-        last = self._preferred(user) if self.affinity and self._placements is not None else None
-        if not self.affinity or (self._placements is not None and last not in usable):
-            return _least_loaded(user, usable, near)
+        if anywhere or (self._placements is not None and last not in usable):
+            return self._idlest(user, usable, near, tried, now)
         total = sum(instance.load for instance in usable) + behaviours
         bound = self.load_factor * total / len(usable)
 
@@ -234,6 +228,33 @@ class LoadBalancer:
         if fitting:
             return rendezvous_first(user, fitting, attrgetter("seed"))
         return min(usable, key=attrgetter("load"))
+
+    def _idlest(
+        self,
+        user: str,
+        instances: Sequence[InstanceState],
+        near: str | None,
+        tried: Collection[str],
+        now: float,
+    ) -> InstanceState | None:
+        """The usable instance with the least load, the first after the one called `near`.
+
+        Without that one, after the first of the user's order. None has less than no load, so most
+        requests look at few instances.
+        """
+        first = self.by_name.get(near or "")
+        if first is None or first not in instances:
+            first = rendezvous_first(user, instances, attrgetter("seed")) if instances else None
+        start = instances.index(first) if first is not None else 0
+        found, least = None, 0
+        for instance in itertools.chain(instances[start:], instances[:start]):
+            load = instance.load
+            better = found is None or load < least
+            if better and instance.name not in tried and instance.usable(now):
+                found, least = instance, load
+                if not load:
+                    break
+        return found
 
     def _preferred(self, user: str) -> InstanceState | None:
         """The instance that served a user last, or the first of the user's order; None: unknown."""
