@@ -74,7 +74,7 @@ def full_softmax_loss(
     temperature: float = 1.0,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """-log softmax of each token's target row among all rows, in tiles that backward recomputes."""
+    """-log softmax of each token's target row among all rows; gradients come with the loss."""
     _check_common(hidden_TD, rows_ND, targets_T, temperature)
     serve = losses_native if backends.choose(backend, hidden_TD) == "native" else losses_reference
     loss_T: torch.Tensor = serve.full_softmax_loss(hidden_TD, rows_ND, targets_T, temperature)
