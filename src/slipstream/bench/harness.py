@@ -22,6 +22,7 @@ from rich.table import Table
 
 from slipstream.files import atomic_file
 from slipstream.ops import native
+from slipstream.ops.allocator import keep_freed_memory
 
 Row = dict[str, Any]
 
@@ -72,6 +73,14 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return told.stdout.strip() or None
+
+
+def set_training_allocator() -> str:
+    """Set the allocator of this process as training sets it; every variant then runs under it.
+
+    Returns what becomes of freed memory, for the result.
+    """
+    return "kept" if keep_freed_memory() else "as the system has it"
 
 
 def short_machine() -> dict[str, Any]:
@@ -154,7 +163,7 @@ def finish(
 
 def print_rows(console: Console, rows: list[Row], title: str, caption: str) -> None:
     """Print rows as a table; columns that do not fit beside each other follow in further tables."""
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "samples"))
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.endswith("samples")))
     lead, rest = columns[:1], columns[1:]
     while True:
         count = len(rest)

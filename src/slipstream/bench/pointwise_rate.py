@@ -1,7 +1,9 @@
 """Losses, row operators, norm and gate against plain PyTorch, at the sizes of an ML-1M step.
 
 Forward and backward together, variants interleaved, medians. The ratios are the claim; absolute
-times describe this machine. Touch this when an operator other than attention is added.
+times describe this machine. Both sides run under training's allocator, and only operators that a
+shipped model or table calls are compared. Touch this when an operator other than attention is
+added.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,13 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.bench.harness import interleave, short_machine
+from slipstream.bench.harness import (
+    command_line,
+    commit,
+    interleave,
+    machine,
+    set_training_allocator,
+)
 from slipstream.files import write_json
 from slipstream.ops import losses, native, pointwise, rows
 
@@ -153,6 +161,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     """Measure, print a table, write the JSON if a path is given."""
     tokens, repeats = (QUICK_TOKENS, QUICK_REPEATS) if quick else (TOKENS, REPEATS)
     torch.manual_seed(0)
+    freed_memory = set_training_allocator()
     found, claims = [], {}
     for group in (_losses, _pointwise, _rows):
         for operator, variants in group(tokens).items():
@@ -172,8 +181,11 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
                 )
     result = {
         "bench": "pointwise",
+        "command": command_line(),
+        "commit": commit(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": short_machine(),
+        "machine": machine(),
+        "freed_memory": freed_memory,
         "threads": torch.get_num_threads(),
         "native": native.status(),
         "sizes": {
