@@ -54,6 +54,8 @@ def command_line() -> str:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None and module.name.startswith("benchmarks"):
         program = f"python -m {module.name.removesuffix('.__main__')}"
+    elif module is not None and module.name.startswith("slipstream"):
+        program = "slipstream"
     else:
         program = Path(program).name
     kept: list[str] = []
@@ -136,20 +138,23 @@ def matmul_peak() -> tuple[Callable[[], object], float]:
     return lambda: torch.mm(a, b, out=out), 2.0 * 1024**3
 
 
-def finish(
-    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
-) -> dict[str, Any]:
-    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
-    result: dict[str, Any] = {
+def describe(bench: str) -> dict[str, Any]:
+    """Return what every result says of its origin: command, commit, time, machine, threads."""
+    return {
         "bench": bench,
         "command": command_line(),
         "commit": commit(),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
-        "rows": rows,
-        "claims": claims,
     }
+
+
+def finish(
+    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
+) -> dict[str, Any]:
+    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
+    result: dict[str, Any] = describe(bench) | {"rows": rows, "claims": claims}
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
     print_rows(console, rows, f"bench {bench}", described)

@@ -7,7 +7,6 @@ added.
 """
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,13 +16,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.bench.harness import (
-    command_line,
-    commit,
-    interleave,
-    machine,
-    set_training_allocator,
-)
+from slipstream.bench.harness import describe, interleave, set_training_allocator
 from slipstream.files import write_json
 from slipstream.ops import losses, native, pointwise, rows
 
@@ -179,14 +172,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
                         "samples": values,
                     }
                 )
-    result = {
-        "bench": "pointwise",
-        "command": command_line(),
-        "commit": commit(),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+    result = describe("pointwise") | {
         "freed_memory": freed_memory,
-        "threads": torch.get_num_threads(),
         "native": native.status(),
         "sizes": {
             "tokens": tokens,

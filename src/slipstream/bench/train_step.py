@@ -21,7 +21,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,7 @@ from rich.table import Table
 
 from slipstream.bench import negative_memory
 from slipstream.bench.harness import (
-    command_line,
-    commit,
-    machine,
+    describe,
     matmul_peak,
     median,
     note,
@@ -280,13 +277,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
             sizes.append(measure_shape(shape, peak))
             gc.collect()
         add_mfu([*sizes, *steps], peak.samples)
-        result = {
-            "bench": "train-step",
-            "command": command_line(),
-            "commit": commit(),
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine() | {"load": load},
-            "threads": torch.get_num_threads(),
+        result = describe("train-step") | {
+            "load": load,
             "freed_memory": freed_memory,
             "quick": quick,
             "rows": [*sizes, *steps, *memory, *([] if quick else [loss_row(sizes)])],
