@@ -53,13 +53,25 @@ def test_a_claim_is_held_against_its_bar():
 
 
 @pytest.mark.usefixtures("results")
-def test_what_is_not_recorded_or_declared_is_named():
+def test_what_is_not_declared_is_named():
     with pytest.raises(SlipstreamError, match="no table 'demo'"):
         rewritten(PAGE, {})
-    with pytest.raises(SlipstreamError, match="no result of 'other' is recorded"):
-        RowTable("other", ()).lines()
     with pytest.raises(SlipstreamError, match="no claim 'speed'"):
         Claim("", "demo", "speed").cells()
+    with pytest.raises(SlipstreamError, match="no result of 'other' is recorded"):
+        evidence.read_result("other")
+
+
+@pytest.mark.usefixtures("results")
+def test_a_table_says_what_is_not_recorded_yet_and_how_to_record_it():
+    assert RowTable("other", ()).lines() == ["Not recorded yet: `python -m benchmarks.other`."]
+    bench = "train_step"  # a measurement of the package
+    claim = Claim("faster", bench, "x", ".0f", bar=15, unit="x")
+    cells = ["faster", "not recorded", "at least 15x", "`slipstream bench train-step`"]
+    assert claim.cells() == cells
+    held = Claim("faster", "demo", "ratio")
+    assert len(ClaimTable([held, claim]).lines()) == 4
+    assert len(ClaimTable([held, claim], only_recorded=True).lines()) == 3
 
 
 def test_every_declared_table_stands_on_a_page():
