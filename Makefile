@@ -67,6 +67,7 @@ bench: $(STAMP)
 # Every recorded benchmark that is due, one after the other, then the tables of README and docs: many hours, on a quiet
 # machine; started again it goes on where it was. `make evidence ONLY="tables hit"` runs some, FORCE=1 also those not due.
 evidence: $(STAMP)
+	@$(BIN)/python -c "import torchrec, fbgemm_gpu" 2>/dev/null || $(MAKE) peers
 	$(BIN)/python -m benchmarks.evidence_run $(if $(FORCE),--force) $(ONLY)
 
 # Quick runs against what is recorded; names what fell by more than a quarter.

@@ -82,7 +82,7 @@ def measurement(name: str, module: str, minutes: int, *held: Held) -> Benchmark:
 
 
 BENCHMARKS = (
-    comparison("startup", 2, *lower("help_s", "import_s"), file=True),
+    comparison("startup", 2, *lower("help_vs_python", "import_vs_python"), file=True),
     measurement("ingest", "ingest_rate", 4),
     measurement("kernels", "kernels", 10, *higher("mfu_4x64_bias", "mfu_2x32_bias")),
     measurement("pointwise", "pointwise_rate", 3, *higher("full_softmax_speedup")),
@@ -113,7 +113,7 @@ BENCHMARKS = (
     ),
     comparison("balance", 15, *lower("imbalance_flops")),
     comparison("disk_table", 5, file=True),
-    comparison("pipeline", 90, *exactly("lower", "max_diff_same_cut", "max_diff_uncut")),
+    comparison("pipeline", 45, *exactly("lower", "max_diff_same_cut", "max_diff_uncut")),
     comparison("auto_schedule", 150),
     comparison("checkpoint", 10, file=True),
     comparison("full_recipes", 75, file=True),
