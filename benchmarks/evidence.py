@@ -221,7 +221,7 @@ def _read(page: Path) -> str:
 
 def _cell(row: dict[str, Any], column: Column) -> str:
     value = row.get(column.field, "") if isinstance(column.field, str) else column.field(row)
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # no number: not measured in this row
         return ""
     return f"{value * column.scale if column.scale != 1.0 else value:{column.form}}"
 

@@ -250,9 +250,9 @@ TRAINING_TABLES: dict[str, EvidenceTable] = {
                 "uncut schedules against the plain loop: largest difference",
                 "pipeline",
                 "max_diff_uncut",
-                ".1e",
+                ".1g",
             ),
-            Claim("all exact schedules: largest difference", "pipeline", "max_diff", ".1e"),
+            Claim("all exact schedules: largest difference", "pipeline", "max_diff", ".1g"),
             Claim("processor ms a step that `nested` adds", "pipeline", "lane_cpu_ms", ".0f"),
         )
     ),

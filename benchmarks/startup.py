@@ -2,7 +2,8 @@
 
 `help_s` is the median of `slipstream --help`, `import_s` that of `import slipstream`; what an empty
 Python needs is printed with them and not subtracted; `help_vs_python` and `import_vs_python` are
-their ratios to it, which travel between machines better than seconds. Touch this when another start matters.
+their ratios to it, which travel between machines better than seconds. Touch this when another start
+matters.
 """
 
 import subprocess

@@ -1,6 +1,7 @@
 """Tables of README and docs are written from recorded results, and are those of the results."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "commit": "abc1234",
         "when": "2026-01-02T03:04:05+00:00",
         "machine": {"processor": "P", "cores": 2},
-        "rows": [{"variant": "x", "s": 0.0015}, {"variant": "y", "s": 1200.0, "odd": 1}],
+        "rows": [{"variant": "x", "s": 0.0015}, {"variant": "y", "s": 1200.0, "odd": math.nan}],
         "claims": {"ratio": 1.5},
     }
     (tmp_path / "demo.json").write_text(json.dumps(result))
@@ -35,10 +36,11 @@ def test_every_page_shows_what_is_recorded():
 
 @pytest.mark.usefixtures("results")
 def test_a_marked_table_is_written_from_the_rows():
-    table = RowTable("demo", (Column("v", "variant"), Column("ms", "s", ",.1f", 1e3)))
+    columns = (Column("v", "variant"), Column("ms", "s", ",.1f", 1e3), Column("odd", "odd"))
+    table = RowTable("demo", columns)
     text = rewritten(PAGE, {"demo": table})
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "| x | 1.5 |\n| y | 1,200,000.0 |" in text
+    assert "| x | 1.5 |  |\n| y | 1,200,000.0 |  |" in text
     assert "`python -m benchmarks.demo --part a`; P, 2 cores; 2026-01-02; commit abc1234." in text
     assert rewritten(text, {"demo": table}) == text
 
