@@ -33,6 +33,7 @@ from benchmarks.pipeline.figures import (
     CORES,
     EMULATED,
     LATENCY,
+    OVERLAP,
     PAPER,
     TURBO,
     claims_of,
@@ -69,11 +70,13 @@ class Point:
     variants: Variants
     by_latency: bool = False  # the tier is slow by latency, not by rate
     devices: tuple[str, ...] = (CORES, EMULATED)
+    topics: int | None = None  # fewer topics: batches share more rows; None: the setting's
 
 
 SWEEP = {
     PAPER: Point(0.496, 0.205, EXACT),
     LATENCY: Point(0.496, 0.205, FURTHER, by_latency=True),
+    OVERLAP: Point(0.496, 0.205, PAIR, devices=(CORES,), topics=24),
     "NestPipe at 128 workers": Point(0.244, 0.092, PAIR, devices=(CORES,)),
     TURBO: Point(None, 0.25, (*PAIR, *STALE)),
 }
@@ -178,7 +181,7 @@ class Sweep:
 
     def __init__(self, base: Setting, link: Namespaces | None, quick: bool) -> None:
         self.base, self.link, self.quick = base, link, quick
-        self._free: dict[tuple[str, str, int], dict[str, float]] = {}
+        self._free: dict[tuple[str, str, int, int], dict[str, float]] = {}
 
     def on_device(self, setting: Setting, device: str) -> Setting:
         """Return the setting with the compute of a device, as fast as one core is."""
@@ -189,7 +192,7 @@ class Sweep:
 
     def free(self, setting: Setting, device: str) -> dict[str, float]:
         """Return what a synchronous step takes when nothing is slow, measured once."""
-        known = (setting.tier, device, setting.buffers)
+        known = (setting.tier, device, setting.buffers, setting.topics)
         if known not in self._free:
             placed = self.on_device(setting, device)
             self._free[known] = plain_step(placed, self.link, None, 1 if self.quick else 2)
@@ -202,6 +205,7 @@ class Sweep:
             self.base,
             tier="memory" if point.lookup is None else "disk",
             buffers=3 if point.by_latency else 2,
+            topics=point.topics if point.topics and not self.quick else self.base.topics,
         )
         note(f"{title}, {device}: how slow link and tier must be")
         free, placed = self.free(base, device), self.on_device(base, device)
@@ -226,7 +230,7 @@ def sweep(
     checked, measuring = check(base, link), Sweep(base, link, quick)
     rows: list[Row] = []
     for title, point in SWEEP.items():
-        if quick and title not in (PAPER, LATENCY, TURBO):
+        if quick and title not in (PAPER, LATENCY, OVERLAP, TURBO):
             continue
         for device in point.devices:
             rows += measuring.rows(title, device, checked["max_diff"])

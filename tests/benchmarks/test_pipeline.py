@@ -18,6 +18,7 @@ from benchmarks.pipeline.figures import (
     CORES,
     EMULATED,
     LATENCY,
+    OVERLAP,
     PAPER,
     TURBO,
     claims_of,
@@ -117,6 +118,7 @@ def test_claims_come_from_the_rows_they_name():
     rows += rows_of(PAPER, EMULATED, measured(0.52), {})
     rows += rows_of(LATENCY, CORES, measured(0.6, **{"nested, 2 ahead 8": 0.4}), {})
     rows += rows_of(LATENCY, EMULATED, measured(0.5, **{"nested, 2 ahead 8": 0.6}), {})
+    rows += rows_of(OVERLAP, CORES, measured(0.8), {})
     rows += rows_of(TURBO, CORES, measured(0.9, **stale), {})
     rows += rows_of(TURBO, EMULATED, measured(0.9, **(stale | {"six_stage 1": 0.26})), {})
     differences = {
@@ -128,6 +130,7 @@ def test_claims_come_from_the_rows_they_name():
     inflation = {"overlap": 0.1, "clustered": 1.2, "random": 1.4}
     claims = claims_of(rows, differences, inflation)
     assert claims["nested_bound_share"] == pytest.approx(0.5 / 0.6)
+    assert claims["nested_bound_share_overlap"] == pytest.approx(0.5 / 0.8)
     assert claims["nested_bound_share_emulated"] == pytest.approx(0.5 / 0.52)
     assert claims["nested_speedup_latency"] == pytest.approx(1 / 0.4)
     assert claims["nested_speedup_latency_emulated"] == pytest.approx(2.0)
