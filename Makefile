@@ -8,7 +8,7 @@ USABLE := $(VENV)/.usable
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: docs setup demo test-fast test test-slow check sanitize bench dist peers ray clean
+.PHONY: docs setup demo test-fast test test-slow check sanitize bench evidence evidence-check dist peers ray clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,16 @@ sanitize: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/slipstream bench all
+
+# Every recorded benchmark that is due, one after the other, then the tables of README and docs: many hours, on a quiet
+# machine; started again it goes on where it was. `make evidence ONLY="tables hit"` runs some, FORCE=1 also those not due.
+evidence: $(STAMP)
+	@$(BIN)/python -c "import torchrec, fbgemm_gpu" 2>/dev/null || $(MAKE) peers
+	$(BIN)/python -m benchmarks.evidence_run $(if $(FORCE),--force) $(ONLY)
+
+# Quick runs against what is recorded; names what fell by more than a quarter.
+evidence-check: $(STAMP)
+	$(BIN)/python -m benchmarks.evidence_run --check $(ONLY)
 
 # Wheel and sdist in dist/.
 dist: $(STAMP)

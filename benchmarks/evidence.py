@@ -4,7 +4,8 @@
     python -m benchmarks.evidence --check    # name the pages that differ from the results, exit 1
 
 A page marks the place of a table by `<!-- evidence: NAME -->` and `<!-- end of evidence -->`. What
-NAME shows is declared in evidence_tables.py. Touch this when a table is written in another way.
+NAME shows is declared in evidence_tables.py and evidence_training.py. Where no result is recorded
+yet, a table says so and names the command. Touch this when a table is written in another way.
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import run_function
+from benchmarks.evidence_plan import BENCHMARKS
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file
 
@@ -50,6 +52,8 @@ class RowTable:
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, with its source below."""
+        if not is_recorded(self.bench):
+            return [f"Not recorded yet: `{planned_command(self.bench)}`."]
         result = read_result(self.bench)
         rows = [
             [_cell(row, column) for column in self.columns]
@@ -79,6 +83,8 @@ class Claim:
 
     def cells(self) -> list[str]:
         """Return text, figure, bar and command."""
+        if not is_recorded(self.bench):
+            return [self.text, "not recorded", self._bar(), f"`{planned_command(self.bench)}`"]
         result = read_result(self.bench)
         if self.name not in result["claims"]:
             raise SlipstreamError(f"results/{self.bench}.json has no claim '{self.name}'")
@@ -88,28 +94,50 @@ class Claim:
     def _written(self, value: float) -> str:
         return f"{value * self.scale:{self.form}}{self.unit}"
 
+    def _bar(self) -> str:
+        if self.bar is None:
+            return ""
+        return f"{'at most' if self.at_most else 'at least'} {self._written(self.bar)}"
+
     def _verdict(self, value: float) -> str:
         if self.bar is None:
             return ""
         met = value <= self.bar if self.at_most else value >= self.bar
-        bar = f"{'at most' if self.at_most else 'at least'} {self._written(self.bar)}"
-        return bar if met else f"{bar}: **missed**"
+        return self._bar() if met else f"{self._bar()}: **missed**"
 
 
 @dataclass(frozen=True)
 class ClaimTable:
-    """Headline figures of any results."""
+    """Headline figures of any results; those that are not recorded may be left out."""
 
     claims: Sequence[Claim]
+    only_recorded: bool = False
 
     def lines(self) -> list[str]:
         """Return the table in Markdown."""
         head = ["what", "figure", "bar", "command"]
-        rows = [claim.cells() for claim in self.claims]
+        rows = [
+            claim.cells()
+            for claim in self.claims
+            if is_recorded(claim.bench) or not self.only_recorded
+        ]
         return [_line(cells) for cells in (head, ["---", "--:", "---", "---"], *rows)]
 
 
 EvidenceTable = RowTable | ClaimTable
+
+
+def is_recorded(bench: str) -> bool:
+    """Whether there is a result of a benchmark."""
+    return (RESULTS / f"{bench}.json").is_file()
+
+
+def planned_command(bench: str) -> str:
+    """Return the command that will make a result, as a reader types it."""
+    planned = next((one for one in BENCHMARKS if one.name == bench), None)
+    words = (f"benchmarks.{bench}",) if planned is None else planned.words
+    command = " ".join(words)
+    return command if words[0] == "slipstream" else f"python -m {command}"
 
 
 def read_result(bench: str) -> Result:
@@ -117,7 +145,7 @@ def read_result(bench: str) -> Result:
     path = RESULTS / f"{bench}.json"
     if not path.is_file():
         raise SlipstreamError(
-            f"no result of '{bench}' is recorded; run 'python -m benchmarks.{bench} --json "
+            f"no result of '{bench}' is recorded; run '{planned_command(bench)} --json "
             f"benchmarks/results/{bench}.json'"
         )
     result: Result = json.loads(path.read_text(encoding="utf-8"))
@@ -193,7 +221,7 @@ def _read(page: Path) -> str:
 
 def _cell(row: dict[str, Any], column: Column) -> str:
     value = row.get(column.field, "") if isinstance(column.field, str) else column.field(row)
-    if value is None or value == "":
+    if value is None or value == "" or value != value:  # no number: not measured in this row
         return ""
     return f"{value * column.scale if column.scale != 1.0 else value:{column.form}}"
 

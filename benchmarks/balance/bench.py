@@ -8,11 +8,11 @@ would help.
 
 Real lengths come from the folders of `$SLIPSTREAM_DATA` (default `data`): prepared stores or raw
 downloads of ml-1m, ml-latest-small and kuairand-pure; the output names those that are absent. The
-last rows are measured by the clock on two real ranks (ranks.py).
+last rows are measured by the clock on two real ranks (ranks.py). Touch this when batches can be
+shared in another way.
 """
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.balance import ranks as balance_ranks
-from slipstream.bench.harness import note, short_machine
+from slipstream.bench.harness import describe, note
 from slipstream.bench.history_lengths import real_lengths
 from slipstream.data.balance import Balance, Cost, assign, imbalance
 from slipstream.data.synthetic import Synthetic, draw_lengths, with_lengths
@@ -110,10 +110,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
                 ]
     note("measuring two real ranks")
     measured = balance_ranks.measure(quick)
-    result = {
-        "bench": "balance",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": short_machine(),
+    result = describe("balance") | {
         "threads": 1,
         "model": {"dim": DIM, "heads": HEADS, "dqk": HEAD_DIM, "dv": HEAD_DIM, "steps": steps},
         "absent": absent,

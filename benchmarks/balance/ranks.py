@@ -8,8 +8,8 @@ global mean. Histories have synthetic KuaiRand-1K lengths, cut to a cap.
 Costs are fitted before anything is measured, on lengths and items of their own: both ranks time
 single histories of a few lengths, and least squares on relative errors gives seconds = constant +
 linear n + quadratic n^2. The constant belongs to a step, not to a history, so it is left out.
-Every step is repeated with the variants in turns; a rank's compute time is the median of its
-repeats.
+Every step is repeated with the variants in turns, under training's allocator; a rank's compute time
+is the median of its repeats. Touch this when a step of several ranks does something else.
 """
 
 import json
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.local_ranks import run_ranks
+from slipstream.bench.harness import set_training_allocator
 from slipstream.bench.step_samples import batch_of
 from slipstream.data.balance import Balance, Cost, assign, imbalance, share_batch
 from slipstream.data.batch import JaggedBatch
@@ -192,6 +193,7 @@ def fit_cost(lengths: np.ndarray, seconds: np.ndarray) -> Cost:
 def child(rank: int, meeting: str, setting: Setting) -> None:
     """Run one rank; rank 0 prints all ranks' times as JSON."""
     torch.set_num_threads(1)
+    set_training_allocator()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     pinned = len(cpus) >= WORLD
     if pinned:

@@ -2,7 +2,7 @@
 
 Bytes are counted by wrapping torch's collectives, so both systems pay for what they really send;
 what stays on the rank is not counted. Started by `benchmarks.exchange.bench`; rank 0 prints the
-figures of all ranks as one JSON line.
+figures of all ranks as one JSON line. Touch this when a step of either side does something else.
 """
 
 import contextlib
@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from slipstream.bench.harness import set_training_allocator
+from slipstream.ops.rows import take_rows, unique_keys
 from slipstream.tables.collection import Lookups, TableCollection
 from slipstream.tables.communicator import Communicator
 from slipstream.tables.embedding_table import first_rows
@@ -31,6 +33,7 @@ from slipstream.tables.slices import Placement
 from slipstream.training.ranks import Ranks, arrange
 
 SEED, LR, EPS, INIT = 5, 0.1, 1e-8, 0.035
+REPEATED = "torchrec, repeated keys"
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,30 @@ class TorchRec:
                 )
         self._batch = KeyedJaggedTensor
 
+    def rows(self, keys_K: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these keys, in their order."""
+        batch = self._batch(keys=["item"], values=keys_K, lengths=torch.tensor([keys_K.numel()]))
+        rows_KD: torch.Tensor = self.module(batch)["item"].values()
+        return rows_KD
+
     def step(self, keys_T: torch.Tensor, weights_T1: torch.Tensor) -> torch.Tensor:
-        batch = self._batch(keys=["item"], values=keys_T, lengths=torch.tensor([keys_T.numel()]))
-        rows_TD = self.module(batch)["item"].values()
-        (rows_TD * weights_T1).sum().backward()
-        return rows_TD.detach()
+        """Hand over every occurrence of a key."""
+        return _backward(self.rows(keys_T), weights_T1)
+
+    def step_unique(self, keys_T: torch.Tensor, weights_T1: torch.Tensor) -> torch.Tensor:
+        """Deduplicate the keys with torch's operators first, as its users on a CPU would."""
+        unique_U, inverse_T = torch.unique(keys_T, return_inverse=True)
+        return _backward(self.rows(unique_U).index_select(0, inverse_T), weights_T1)
+
+    def step_our_unique(self, keys_T: torch.Tensor, weights_T1: torch.Tensor) -> torch.Tensor:
+        """Deduplicate the keys with our operators first."""
+        unique_U, inverse_T = unique_keys(keys_T)
+        return _backward(take_rows(self.rows(unique_U), inverse_T), weights_T1)
+
+
+def _backward(rows_TD: torch.Tensor, weights_T1: torch.Tensor) -> torch.Tensor:
+    (rows_TD * weights_T1).sum().backward()
+    return rows_TD.detach()
 
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -226,12 +248,14 @@ def measure(
 
 
 def against_torchrec(setting: Setting, rank: int, world: int) -> dict[str, Any]:
-    """Measure ours (exact, and in 16 bits) against TorchRec (plain, and with dedup)."""
+    """Measure ours (exact, and in 16 bits) against TorchRec, each variant with its own table."""
     ranks = arrange("auto", timedelta(seconds=setting.seconds_allowed))
     ours, rounded = Ours(setting, ranks), Ours(setting, ranks, "fp16")
     variants: dict[str, Step] = {
         "slipstream": ours.step,
-        "torchrec": TorchRec(setting, dedup=False).step,
+        "torchrec, torch.unique": TorchRec(setting, dedup=False).step_unique,
+        "torchrec, our unique_keys": TorchRec(setting, dedup=False).step_our_unique,
+        REPEATED: TorchRec(setting, dedup=False).step,
     }
     deduplicating = TorchRec(setting, dedup=True)
     try:
@@ -275,7 +299,9 @@ def replicas_against_flat(setting: Setting, rank: int, world: int) -> dict[str, 
 
 
 def child(rank: int, world: int, meeting: str, setting: Setting, work: str) -> None:
+    """Run one rank; rank 0 prints the figures of all."""
     torch.set_num_threads(1)
+    set_training_allocator()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) >= world:
         os.sched_setaffinity(0, {cpus[rank]})

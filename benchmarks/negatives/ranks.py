@@ -6,11 +6,8 @@ Touch this when rows or gradients travel in another way.
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -29,32 +26,21 @@ from slipstream.training.recommender import Recommender
 WORLD = 2
 
 
-class ByteLog:
-    """Bytes sent to other ranks: keys, and rows and gradients by their precision."""
+class CountingCommunicator(Communicator):
+    """Counts the bytes it sends to other ranks: keys, and rows and gradients by their precision."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
         self.bytes: dict[str, int] = {}
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what every communicator sends inside the block."""
-        original = Communicator.swap
-
-        def swap(
-            communicator: Communicator,
-            sent: torch.Tensor,
-            send_sizes: list[int],
-            receive_sizes: list[int],
-            purpose: str,
-        ) -> torch.Tensor:
-            width = sent.dtype.itemsize
-            away = (sum(send_sizes) - send_sizes[communicator.rank]) * width
-            name = "keys" if purpose == "keys" else "16 bits" if width == 2 else "exact"
-            self.bytes[name] = self.bytes.get(name, 0) + away
-            return original(communicator, sent, send_sizes, receive_sizes, purpose)
-
-        with patch.object(Communicator, "swap", swap):
-            yield
+    def swap(
+        self, sent: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], purpose: str
+    ) -> torch.Tensor:
+        width = sent.dtype.itemsize
+        away = (sum(send_sizes) - send_sizes[self.rank]) * width
+        name = "keys" if purpose == "keys" else "16 bits" if width == 2 else "exact"
+        self.bytes[name] = self.bytes.get(name, 0) + away
+        return super().swap(sent, send_sizes, receive_sizes, purpose)
 
 
 def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: int) -> None:
@@ -71,11 +57,12 @@ def child(rank: int, meeting: str, lengths: list[int], items: int, negatives: in
             recommender = Recommender(recipe, Features(items), ranks=ranks)
             optimizer = make_adamw(recommender.model, recipe.optimizer)
             batch = batch_of(lengths, items, seed=rank, first_user=rank * len(lengths))
-            log = ByteLog()
-            with log.counting():
-                train_step(recommender, optimizer, batch, 0, 1_000, ranks)
+            assert ranks.shard_group is not None
+            counting = CountingCommunicator(ranks.shard_group)
+            recommender.tables.exchange.communicator = counting
+            train_step(recommender, optimizer, batch, 0, 1_000, ranks)
             names = ("keys", "exact", "16 bits")
-            total = ranks.sum([float(log.bytes.get(name, 0)) for name in names])
+            total = ranks.sum([float(counting.bytes.get(name, 0)) for name in names])
             found[precision] = dict(zip(names, total, strict=True))
         if rank == 0:
             print(json.dumps(found))

@@ -2,8 +2,9 @@
 
 The memory of a variant is read in a process of its own: by how much two steps raise the peak
 resident memory over what the model and the fully touched table need. `gathered` is the common way,
-a [tokens, negatives, width] tensor of rows, as in slipstream/bench/negative_memory.py. Touch this
-when negatives can be fetched in another way.
+a [tokens, negatives, width] tensor of rows, as in slipstream/bench/negative_memory.py; it is given
+as a caller's own loss. Every process has training's allocator. Touch this when negatives can be
+fetched in another way.
 """
 
 import ctypes
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from slipstream.bench.negative_memory import CHILD_SECONDS, peak_bytes, use_gathered_softmax
+from slipstream.bench.harness import set_training_allocator
+from slipstream.bench.negative_memory import CHILD_SECONDS, loss_of, peak_bytes
 from slipstream.bench.step_samples import JaggedStep, batch_of
 from slipstream.training.features import ITEM
 from slipstream.training.recipe import Recipe
@@ -41,15 +43,9 @@ def recipe_of(loss: dict[str, Any], *, dim: int = 64, length: int = 256) -> Reci
     )
 
 
-def variant_recipe(variant: str, *, dim: int = 64, **loss: Any) -> Recipe:
-    """Make the recipe of a variant; `loss` changes keys of its loss."""
-    recipe = recipe_of({**VARIANTS[variant], **loss}, dim=dim)
-    return use_gathered_softmax(recipe) if variant == "gathered" else recipe
-
-
-def touched_step(recipe: Recipe, items: int) -> JaggedStep:
-    """Make a step whose table has every row and its state in memory already."""
-    step = JaggedStep.of(recipe, items)
+def variant_step(variant: str, items: int, *, dim: int = 64, **loss: Any) -> JaggedStep:
+    """Make the step of a variant, its whole table in memory; `loss` changes keys of its loss."""
+    step = JaggedStep.of(recipe_of({**VARIANTS[variant], **loss}, dim=dim), items, loss_of(variant))
     table = step.recommender.tables[ITEM]
     for keys_U in torch.arange(items).split(_TOUCHED_AT_ONCE):
         table.apply(keys_U, torch.zeros(keys_U.numel(), table.dim), 0.0)
@@ -71,9 +67,10 @@ def forget_peak() -> None:
 def child(variant: str, counts: list[int], lengths: list[int], items: int, threads: int) -> None:
     """Take steps with each number of negatives; prints the memory of each as JSON."""
     torch.set_num_threads(threads)
+    set_training_allocator()
     batch, found = batch_of(lengths, items), []
     for negatives in counts:
-        step = touched_step(variant_recipe(variant, negatives=negatives), items)
+        step = variant_step(variant, items, negatives=negatives)
         forget_peak()
         before = peak_bytes()
         losses = [step(batch) for _ in range(STEPS)]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.pipeline.rank import Setting, make_batch
+from benchmarks.pipeline.setting import Setting, make_batch
 from slipstream.bench.harness import Row, median
 from slipstream.bench.step_samples import JaggedStep
 from slipstream.data.batch import JaggedBatch

@@ -147,7 +147,7 @@ class EmulatedLink:
         time.sleep(max(0.0, until - time.monotonic()))
 
     def slow_down(self, groups: LaneGroups) -> None:
-        """Let every message of these groups pass through this link."""
+        """Let every message of a schedule's lanes pass through this link."""
         for communicators in groups.communicators.values():
             for wire in communicators:
                 self._wrap(wire)

@@ -1,8 +1,9 @@
 """One rank of the pipeline benchmark: an HSTU recommender stepped by every schedule in turn.
 
-Started by `benchmarks.pipeline.bench`, once per setting; rank 0 prints one JSON object. Users have
-one topic each and draw items by Zipf's law, some from everywhere, so that batches overlap. All rows
-are on disk before anything is timed. Touch this when a schedule needs another set-up.
+Started by `benchmarks.pipeline.bench`, once per setting; rank 0 prints one JSON object. All rows
+are on disk before anything is timed. `synchronous` is the shipped plain loop; its table's cache has
+as many rows more as the buffers of `nested` hold. Before each run a cache is filled with the rows
+of the batches before it. Touch this when a schedule needs another set-up.
 """
 
 import itertools
@@ -10,7 +11,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.pipeline.device import EmulatedRecommender
 from benchmarks.pipeline.link import EmulatedLink
+from benchmarks.pipeline.plain_loop import PlainLoop
+from benchmarks.pipeline.setting import Setting, make_batch
+from benchmarks.pipeline.tiers import SlowDiskTable, TimedMemoryTable, cache_bytes_of
 from benchmarks.pipeline.torchrec_pipeline import TorchRecPipeline
-from slipstream.data.batch import JaggedBatch
+from slipstream.bench.harness import set_training_allocator
 from slipstream.data.loader import LoadedBatch, Position
-from slipstream.ops.allocator import keep_freed_memory
 from slipstream.pipeline import adaptive
 from slipstream.pipeline.clustering import cluster_samples, key_inflation
 from slipstream.pipeline.lane_groups import LaneGroups
@@ -31,98 +36,31 @@ from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import Schedule, make_schedule
 from slipstream.pipeline.trace import Trace, shares
 from slipstream.tables.collection import TableCollection
-from slipstream.tables.disk_table import DiskTable
 from slipstream.tables.embedding_table import first_rows
 from slipstream.tables.exchange import Exchange
-from slipstream.tables.factory import make_table
 from slipstream.tables.row_optimizers import make_row_optimizer
 from slipstream.tables.slices import Placement
 from slipstream.training.features import ITEM, Features
+from slipstream.training.loop import total_steps
 from slipstream.training.optimizers import make_adamw
 from slipstream.training.ranks import Ranks, arrange
-from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 from slipstream.training.scheduled import RecommenderWork
 
 SEED = 3
 PEER = "TorchRec's sparse-dist pipeline"
-START = 1_600_000_000
+PLAIN = "synchronous"
 BEGIN = Position({}, 0, False)  # batches go round in a circle, nothing is resumed
+Trained = tuple[Recommender, torch.optim.AdamW]
+
+__all__ = ["BEGIN", "PEER", "PLAIN", "Rank", "Setting", "make_batch", "sent_bytes"]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is run where."""
-
-    world: int = 2
-    users: int = 16  # per rank
-    length: int = 2048
-    items: int = 20_000
-    topics: int = 24
-    zipf: float = 1.2
-    dim: int = 64
-    heads: int = 2
-    blocks: int = 1
-    batches: int = 12  # different ones, in a circle
-    tier: str = "disk"
-    read_rate: float | None = None
-    cache_rows: int = 1024  # of about 4,000 a step asks of an owner
-    link_rate: float | None = None  # of the emulated link; None: the network is the link
-    steps: int = 2  # timed, after `warm_up`
-    warm_up: int = 2
-    repeats: int = 5
-    check_steps: int = 4
-    variants: tuple[tuple[str, int], ...] = (("serial", 1), ("nested", 8))
-    adaptive: bool = False  # nested chooses its own numbers
-    seconds_allowed: int = 400
-
-    def recipe(self) -> Recipe:
-        model = {
-            "kind": "hstu",
-            "dim": self.dim,
-            "heads": self.heads,
-            "blocks": self.blocks,
-            "max_len": self.length,
-        }
-        model["position_embedding"] = False
-        loss = {"kind": "shared_softmax", "negatives": 32}
-        return Recipe.model_validate(
-            {
-                "name": "pipeline",
-                "model": model,
-                "loss": loss,
-                "sampler": {"max_len": self.length},
-                "tables": {"optimizer": "rowwise_adagrad"},
-            }
-        )
-
-
-def make_batch(setting: Setting, number: int, rank: int) -> JaggedBatch:
-    """Make a batch of one rank: nine items in ten come from the topic of the user."""
-    rng = np.random.default_rng([7, number, rank])
-    per_topic = setting.items // setting.topics
-    weights = (np.arange(per_topic) + 1.0) ** -setting.zipf
-    cumulated = np.cumsum(weights) / weights.sum()
-    shape = (setting.users, setting.length + 1)
-    topics = np.where(
-        rng.random(shape) < 0.9,
-        rng.integers(0, setting.topics, (setting.users, 1)),
-        rng.integers(0, setting.topics, shape),
-    )
-    ranks_drawn = np.minimum(np.searchsorted(cumulated, rng.random(shape)), per_topic - 1)
-    log = torch.from_numpy(topics * per_topic + ranks_drawn)
-    times = START + torch.from_numpy(rng.integers(1, 10_000, shape)).cumsum(1)
-    tokens = setting.users * setting.length
-    return JaggedBatch(
-        sample_ids_B=torch.arange(setting.users) + (number * setting.world + rank) * setting.users,
-        first_positions_B=torch.zeros(setting.users, dtype=torch.int64),
-        offsets_B1=torch.arange(setting.users + 1) * setting.length,
-        items_T=log[:, :-1].reshape(-1),
-        timestamps_T=times[:, :-1].reshape(-1),
-        next_items_T=log[:, 1:].reshape(-1),
-        next_timestamps_T=times[:, 1:].reshape(-1),
-        supervised_T=torch.ones(tokens, dtype=torch.bool),
-    )
+def schedule_of(name: str, micro_batches: int) -> Schedule:
+    """Make the schedule of a variant: a name, or one such as "nested, 2 ahead"."""
+    base, _, words = name.partition(", ")
+    ahead = int(words.split()[0]) if words else None
+    return make_schedule(base, micro_batches=micro_batches, buffers_ahead=ahead)
 
 
 class Rank:
@@ -135,41 +73,93 @@ class Rank:
         self.batches = [
             make_batch(setting, number, ranks.rank) for number in range(setting.batches)
         ]
-        self.made = 0
+        self.made, self.start = 0, 0  # `start`: the batch that the next run begins with
+        self.owned: list[torch.Tensor] = []
 
-    def fresh(self) -> tuple[Recommender, torch.optim.AdamW]:
-        """Make a recommender whose table already has every row it will need."""
+    def fresh(self, more_cache: int = 0) -> Trained:
+        """Make a recommender whose table already has every row it will need.
+
+        The cache of its table holds `more_cache` rows more than the setting says.
+        """
         setting, recipe = self.setting, self.setting.recipe()
-        recommender = Recommender(recipe, Features(setting.items), ranks=self.ranks)
+        kind = Recommender if setting.device_seconds is None else EmulatedRecommender
+        recommender = kind(recipe, Features(setting.items), ranks=self.ranks)
+        if isinstance(recommender, EmulatedRecommender):
+            recommender.seconds_per_token = setting.device_seconds or 0.0
+        table = self._table(setting.cache_rows + more_cache)
+        recommender.tables = TableCollection([table], Exchange({ITEM: table}, self.group))
+        return recommender, make_adamw(recommender.model, recipe.optimizer)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return self.ranks.shard_group
+
+    def _table(self, cache_rows: int) -> SlowDiskTable | TimedMemoryTable:
+        """Make this rank's part of the table, its rows written."""
+        setting, placement = self.setting, Placement(self.ranks.shards)
         optimizer = make_row_optimizer("rowwise_adagrad", betas=(0.9, 0.98), eps=1e-8)
-        row_bytes = 4 * (setting.dim + 1) + 8
-        table = make_table(
-            setting.tier,
-            ITEM,
-            setting.items,
-            setting.dim,
-            optimizer,
-            seed=SEED,
-            placement=Placement(self.ranks.shards),
-            rank=self.ranks.shard,
-            directory=self.scratch / f"tables-{self.made}-{self.ranks.rank}",
-            cache_bytes=max(setting.cache_rows * row_bytes, 1 << 14),
-            read_rate=setting.read_rate,
-        )
+        shape = (ITEM, setting.items, setting.dim, optimizer)
+        place: dict[str, Any] = {"seed": SEED, "placement": placement, "rank": self.ranks.shard}
         self.made += 1
         keys_N = torch.arange(setting.items)
-        owned_N = keys_N[Placement(self.ranks.shards).owner_of(keys_N) == self.ranks.shard]
-        for keys_U in owned_N.split(4096):
-            table.write(keys_U, table.read(keys_U))
-        table.flush()
-        tables = {ITEM: table}
-        recommender.tables = TableCollection([table], Exchange(tables, self.ranks.shard_group))
-        return recommender, make_adamw(recommender.model, recipe.optimizer)
+        owned_N = keys_N[placement.owner_of(keys_N) == self.ranks.shard]
+        if setting.tier == "memory":
+            memory = TimedMemoryTable(*shape, **place)
+            memory.write(owned_N, memory.read(owned_N))
+            return memory
+        table = SlowDiskTable(
+            *shape,
+            self.scratch / f"tables-{self.made}-{self.ranks.rank}",
+            cache_bytes=cache_bytes_of(cache_rows, setting.dim, optimizer),
+            read_rate=setting.read_rate,
+            latency=setting.latency,
+            **place,
+        )
+        with table.at_full_speed():
+            for keys_U in owned_N.split(4096):
+                table.write(keys_U, table.read(keys_U))
+            table.flush()
+        return table
+
+    def owned_keys(self) -> list[torch.Tensor]:
+        """Return the rows that each batch asks of this owner. Collective the first time."""
+        if not self.owned:
+            recommender, _ = self.fresh()
+            for step, batch in enumerate(self.batches):
+                lists = recommender.plan_step(batch, step).key_lists()
+                self.owned.append(recommender.tables.exchange.route(lists).owned[ITEM].clone())
+            recommender.tables.close()
+        return self.owned
+
+    def buffer_rows(self) -> int:
+        """Return the most rows that the buffers of `nested` hold: those of steps in a row."""
+        counts = [keys.numel() for keys in self.owned_keys()]
+        held = self.setting.buffers
+        return max(sum((counts * held)[first : first + held]) for first in range(len(counts)))
+
+    def plain_loop(self) -> PlainLoop:
+        """Make the shipped loop, with the memory of `nested`."""
+        trained = self.fresh(self.buffer_rows() if self.setting.tier == "disk" else 0)
+        return PlainLoop(*trained, self.ranks, self.setting.link_rate)
+
+    def fill_cache(self, recommender: Recommender) -> None:
+        """Leave in the cache what a long run would have there before the batch `start`."""
+        table = recommender.tables[ITEM]
+        if not isinstance(table, SlowDiskTable):
+            return
+        owned, before, rows = self.owned_keys(), 0, 0
+        while rows < table.cache_rows and before < len(owned):
+            before += 1
+            rows += owned[(self.start - before) % len(owned)].numel()
+        with table.at_full_speed():
+            for number in range(self.start - before, self.start):
+                keys_U = owned[number % len(owned)]
+                table.write(keys_U, table.read(keys_U))
 
     def run(
         self,
         schedule: Schedule,
-        trained: tuple[Recommender, Any],
+        trained: Trained,
         steps: int,
         *,
         adapt: bool = False,
@@ -179,12 +169,12 @@ class Rank:
         Returns the trace, the schedule (with the numbers it chose itself) and its messages.
         """
         recommender, optimizer = trained
-        batches = itertools.cycle(self.batches)
+        batches = itertools.islice(itertools.cycle(self.batches), self.start, None)
         work = RecommenderWork(
             recommender,
             optimizer,
             lambda: LoadedBatch(next(batches), BEGIN),
-            steps,
+            total_steps(recommender.recipe, len(self.batches)),
             ranks=self.ranks,
         )
         groups = LaneGroups(
@@ -212,7 +202,8 @@ class Rank:
 
         Returns the figures of each repeat, the same on all ranks (means).
         """
-        trained, setting, peer = self.fresh(), self.setting, self.peer()
+        setting, peer, trained = self.setting, self.peer(), self.fresh()
+        plain = self.plain_loop() if any(name == PLAIN for name, _ in setting.variants) else None
         found: dict[str, list[dict[str, float]]] = {}
         schedules: dict[tuple[str, int], Schedule] = {}
         notes: list[str] = []
@@ -220,9 +211,12 @@ class Rank:
             for name, micro_batches in setting.variants:
                 if name == PEER:
                     one = self.peer_step(peer)
+                elif name == PLAIN:
+                    assert plain is not None
+                    one = self.plain_step(plain)
                 elif (name, micro_batches) not in schedules:
                     schedule, adapt = (
-                        make_schedule(name, micro_batches=micro_batches),
+                        schedule_of(name, micro_batches),
                         setting.adaptive and name == "nested",
                     )
                     steps = 1 + (adaptive.PROBES if adapt else 0)
@@ -234,24 +228,47 @@ class Rank:
                     one = self.measured(schedules[name, micro_batches], trained)
                 if repeat:
                     found.setdefault(f"{name} {micro_batches}", []).append(self.everybody_mean(one))
+            self.start += setting.warm_up + setting.steps
         return {"variants": found, "notes": sorted(set(notes))}
 
-    def measured(self, schedule: Schedule, trained: tuple[Recommender, Any]) -> dict[str, float]:
+    def plain_step(self, plain: PlainLoop) -> dict[str, float]:
+        """Take steps of the plain loop and return the seconds of one."""
+        self.fill_cache(plain.recommender)
+        return self.counted(
+            plain.recommender,
+            self.setting.warm_up + self.setting.steps,
+            lambda: plain.run(self.batches, self.start, self.setting.warm_up, self.setting.steps),
+        )
+
+    def measured(self, schedule: Schedule, trained: Trained) -> dict[str, float]:
         """Take steps of a schedule and return the shares of its trace."""
-        table, sent, spent = trained[0].tables[ITEM], sent_bytes(), time.process_time()
-        reads = table.counters["reads"] if isinstance(table, DiskTable) else 0
+        self.fill_cache(trained[0])
         warm_up = self.setting.warm_up if schedule.buffers_ahead else 1
         steps = warm_up + self.setting.steps
-        intervals = self.run(schedule, trained, steps)[0].intervals()
-        one = shares(intervals, warm_up - 1, steps - 1)
-        one["sent_bytes"], one["cpu_seconds"] = (
-            (sent_bytes() - sent) / steps,
-            (time.process_time() - spent) / steps,
-        )
-        retrieved = sum(each.stage == "retrieve" for each in intervals)
+        retrieved = steps
+
+        def work() -> dict[str, float]:
+            nonlocal retrieved
+            intervals = self.run(schedule, trained, steps)[0].intervals()
+            retrieved = sum(each.stage == "retrieve" for each in intervals)
+            return shares(intervals, warm_up - 1, steps - 1)
+
+        one = self.counted(trained[0], steps, work)
+        return one | {"reads": one["reads"] * steps / retrieved}
+
+    def counted(
+        self, recommender: Recommender, steps: int, work: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        """Do some steps; return what they told, and what each sent, read and spent."""
+        table = recommender.tables[ITEM]
+        slow = table if isinstance(table, SlowDiskTable) else None
+        reads = 0 if slow is None else slow.counters["reads"]
+        sent, spent = sent_bytes(), time.process_time()
+        one = work()
         return one | {
-            "reads": ((table.counters["reads"] - reads) if isinstance(table, DiskTable) else 0)
-            / retrieved
+            "sent_bytes": (sent_bytes() - sent) / steps,
+            "cpu_seconds": (time.process_time() - spent) / steps,
+            "reads": 0.0 if slow is None else (slow.counters["reads"] - reads) / steps,
         }
 
     def peer(self) -> TorchRecPipeline | None:
@@ -294,36 +311,32 @@ class Rank:
         )
 
     def check(self) -> dict[str, float]:
-        """Compare all weights and state with the serial schedule, whole and cut alike."""
+        """Compare all weights and state with the plain loop, and with `serial` cut alike.
+
+        The state is that of the rows and that of the dense optimizer.
+        """
         setting, results = self.setting, {}
+        loop = PlainLoop(*self.fresh(), self.ranks, setting.link_rate)
+        loop.run(self.batches, self.start, 0, setting.check_steps)
+        whole = weights_and_state((loop.recommender, loop.optimizer))
         for name, micro_batches in dict.fromkeys(
             [*setting.variants, *(("serial", micro) for _, micro in setting.variants)]
         ):
-            trained = self.fresh()
-            self.run(make_schedule(name, micro_batches=micro_batches), trained, setting.check_steps)
-            touched = [
-                part
-                for _, rows in trained[0].tables[ITEM].touched()
-                for part in (rows.weights_UD, *rows.state.values())
-            ]
-            results[f"{name} {micro_batches}"] = [
-                *(value.detach() for value in trained[0].model.parameters()),
-                *touched,
-            ]
-            trained[0].tables[ITEM].close()
+            if name != PLAIN:
+                trained = self.fresh()
+                self.run(schedule_of(name, micro_batches), trained, setting.check_steps)
+                results[f"{name} {micro_batches}"] = weights_and_state(trained)
         found = {}
         for name, micro_batches in setting.variants:
+            if name == PLAIN:
+                continue
+            mine = results[f"{name} {micro_batches}"]
             for label, other in (
-                ("same_cut", f"serial {micro_batches}"),
-                ("whole", "serial 1"),
+                ("same_cut", results[f"serial {micro_batches}"]),
+                (PLAIN, whole),
             ):
-                pairs = zip(results[f"{name} {micro_batches}"], results[other], strict=True)
-                mine = max(
-                    float((one.double() - two.double()).abs().max())
-                    for one, two in pairs
-                    if one.numel()
-                )
-                found[f"{name} {micro_batches} {label}"] = max(mine, *self.everyone(mine))
+                apart = largest_difference(mine, other)
+                found[f"{name} {micro_batches} {label}"] = max(self.everyone(apart))
         return found
 
     def everyone(self, value: Any) -> list[Any]:
@@ -354,6 +367,37 @@ class Rank:
         }
 
 
+def weights_and_state(trained: Trained) -> list[torch.Tensor]:
+    """Return everything that training changes; the table is closed."""
+    recommender, optimizer = trained
+    table = recommender.tables[ITEM]
+    slow = table if isinstance(table, SlowDiskTable) else None
+    with nullcontext() if slow is None else slow.at_full_speed():
+        rows = [
+            part
+            for _, touched in table.touched()
+            for part in (touched.weights_UD, *touched.state.values())
+        ]
+    table.close()
+    dense = list(recommender.model.parameters())
+    moments = [
+        value
+        for parameter in dense
+        for value in optimizer.state[parameter].values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return [*(value.detach() for value in dense), *moments, *rows]
+
+
+def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Return the largest absolute difference of two lists of tensors."""
+    return max(
+        float((one.double() - two.double()).abs().max())
+        for one, two in zip(ours, theirs, strict=True)
+        if one.numel()
+    )
+
+
 def sent_bytes() -> float:
     """Return the bytes that this process's network card has sent so far."""
     card = (
@@ -373,7 +417,7 @@ def sent_bytes() -> float:
 def main(rank: int, scratch: Path, setting: Setting, parts: str) -> None:
     """Run one rank; rank 0 prints what all ranks found."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    set_training_allocator()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) > 1:
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})

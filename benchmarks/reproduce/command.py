@@ -34,16 +34,25 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Where the runs go; finished ones are kept.")] = Path(
         "runs/reproduce"
     ),
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write rows, samples and claims to this file.")
+    ] = None,
 ) -> None:
     """Train the shipped recipes over several seeds and print them with the published rows.
 
-    The epoch is chosen on the validation item. The test item is read once: the whole catalogue is
-    ranked, seen items are filtered.
+    The epoch is chosen on the validation item. The whole catalogue is ranked, seen items are
+    filtered. Each recipe has two rows: the time of the request known to the model, and hidden.
     """
     if not (data / "store.json").exists():
         with Ticker() as progress:
             api.prepare(dataset, data, progress=progress)
     store = api.open_store(data)
     bench.reproduce(
-        store, recipe or list(bench.RECIPES[dataset]), seeds, out, console, tuple(overrides or ())
+        store,
+        recipe or list(bench.RECIPES[dataset]),
+        seeds,
+        out,
+        console,
+        tuple(overrides or ()),
+        json_path,
     )

@@ -1,4 +1,4 @@
-"""Peers of the tables benchmark: torch's EmbeddingBag with SparseAdam, and FBGEMM's table.
+"""Peers of the tables benchmark: plain indexing, EmbeddingBag with SparseAdam, FBGEMM's table.
 
 Touch this when another peer should be compared.
 """
@@ -8,6 +8,53 @@ from typing import Any
 
 import torch
 
+LR, EPS, BETAS = 0.1, 1e-8, (0.9, 0.98)  # of every variant
+
+
+class PlainIndexing:
+    """Row-wise optimizers in plain PyTorch: read rows by index, compute, write them back.
+
+    The same arithmetic as ours, with torch's operators alone.
+    """
+
+    def __init__(self, weights_ND: torch.Tensor) -> None:
+        rows = len(weights_ND)
+        self.weights_ND = weights_ND
+        self.m_ND, self.v_N = torch.zeros_like(weights_ND), torch.zeros(rows)
+        self.sum_N, self.steps_N = torch.zeros(rows), torch.zeros(rows, dtype=torch.int64)
+
+    @torch.no_grad()
+    def adagrad(self, keys_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
+        """Make one row-wise Adagrad step of unique rows."""
+        sum_U = self.sum_N.index_select(0, keys_U) + grads_UD.square().mean(dim=1)
+        self.sum_N.index_copy_(0, keys_U, sum_U)
+        scale_U = -LR / (sum_U.sqrt() + EPS)
+        self.weights_ND.index_add_(0, keys_U, grads_UD * scale_U.unsqueeze(1))
+
+    @torch.no_grad()
+    def adam(self, keys_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
+        """Make one row-wise Adam step of unique rows."""
+        beta1, beta2 = BETAS
+        steps_U = self.steps_N.index_select(0, keys_U) + 1
+        m_UD = self.m_ND.index_select(0, keys_U).mul_(beta1).add_(grads_UD, alpha=1 - beta1)
+        mean_U = grads_UD.square().mean(dim=1)
+        v_U = self.v_N.index_select(0, keys_U).mul_(beta2).add_(mean_U, alpha=1 - beta2)
+        self.steps_N.index_copy_(0, keys_U, steps_U)
+        self.m_ND.index_copy_(0, keys_U, m_UD)
+        self.v_N.index_copy_(0, keys_U, v_U)
+        correction1_U, correction2_U = 1 - beta1**steps_U, 1 - beta2**steps_U
+        scale_U = -LR / (((v_U / correction2_U).sqrt() + EPS) * correction1_U)
+        self.weights_ND.index_add_(0, keys_U, m_UD.mul_(scale_U.unsqueeze(1)))
+
+    @staticmethod
+    def deduplicated(
+        keys_T: torch.Tensor, grads_TD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the unique keys of token gradients, and the sum of each key's gradients."""
+        keys_U, inverse_T = torch.unique(keys_T, return_inverse=True)
+        sums_UD = grads_TD.new_zeros(keys_U.numel(), grads_TD.shape[1])
+        return keys_U, sums_UD.index_add_(0, inverse_T, grads_TD)
+
 
 class SparseAdamBag:
     """torch's own sparse path: one bag per key, sparse gradients, SparseAdam over them."""
@@ -16,7 +63,7 @@ class SparseAdamBag:
         self.bag = torch.nn.EmbeddingBag.from_pretrained(
             weights_ND, freeze=False, mode="sum", sparse=True
         )
-        self.optimizer = torch.optim.SparseAdam(self.bag.parameters(), lr=0.1)
+        self.optimizer = torch.optim.SparseAdam(self.bag.parameters(), lr=LR, betas=BETAS, eps=EPS)
 
     def step_rows(self, keys_U: torch.Tensor, grads_UD: torch.Tensor) -> None:
         """Run the optimiser alone, on gradients that are unique and sorted already."""
@@ -49,8 +96,8 @@ class FbgemmTable:
         self.table: Any = SplitTableBatchedEmbeddingBagsCodegen(
             [(num_rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
             optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            learning_rate=0.1,
-            eps=1e-8,
+            learning_rate=LR,
+            eps=EPS,
         )
         self.table.init_embedding_weights_uniform(-0.035, 0.035)
 

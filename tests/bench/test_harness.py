@@ -50,6 +50,7 @@ def test_the_json_has_the_agreed_fields(tmp_path):
         ("benchmarks/checkpoint.py", "benchmarks.checkpoint", "python -m benchmarks.checkpoint"),
         ("__main__.py", "benchmarks.pipeline.__main__", "python -m benchmarks.pipeline"),
         ("bin/slipstream", None, "slipstream"),
+        ("__main__.py", "slipstream.__main__", "slipstream"),
     ],
 )
 def test_a_result_names_its_command_without_the_place_it_is_written_to(

@@ -1,6 +1,7 @@
 """Both ways of reading negatives give one loss, and a process of its own reports its memory."""
 
 import pytest
+import torch
 
 from slipstream.bench import negative_memory
 from slipstream.bench.step_samples import JaggedStep, batch_of
@@ -13,8 +14,20 @@ LENGTHS = [1, 7, 12, 3]
 def test_gathering_negatives_gives_the_same_loss():
     recipe, batch = small_recipe(), batch_of(LENGTHS, ITEMS, seed=4)
     ours = JaggedStep.of(recipe, ITEMS)(batch)
-    gathered = JaggedStep.of(negative_memory.use_gathered_softmax(recipe), ITEMS)(batch)
+    gathered = JaggedStep.of(recipe, ITEMS, negative_memory.loss_of("gathered"))(batch)
     assert gathered == pytest.approx(ours, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", negative_memory.VARIANTS)
+def test_every_variant_has_trainings_allocator(variant, monkeypatch, capsys):
+    events: list[str] = []
+    monkeypatch.setattr(
+        negative_memory, "set_training_allocator", lambda: events.append("allocator")
+    )
+    monkeypatch.setattr(JaggedStep, "__call__", lambda step, batch: events.append("step") or 0.0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    negative_memory.child(variant, LENGTHS, ITEMS, 1)
+    assert events == ["allocator", *["step"] * negative_memory.STEPS]
 
 
 @pytest.mark.system

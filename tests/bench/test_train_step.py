@@ -6,18 +6,43 @@ import pytest
 import torch
 
 from slipstream.bench import negative_memory, train_step
-from slipstream.bench.train_step import Sample, Shape, mfu_figures
+from slipstream.bench.train_step import Sample, Shape, add_mfu, step_figures
 
 
-def test_mfu_is_flops_over_time_and_peak():
-    peaks = [Sample(1.0, 2.0, 100e9), Sample(1.0, 2.0, 300e9), Sample(1.0, 2.0, 100e9)]
-    row = mfu_figures(
-        50 * 10**9, [Sample(9.0, 9.0, 0.0), Sample(1.0, 1.6, 0.0), Sample(1.0, 1.6, 0.0)], peaks
-    )
-    assert row["mfu"] == pytest.approx(0.5)
-    assert row["mfu_cpu"] == pytest.approx(50 / 1.6 / 50)
-    assert row["gflops"] == pytest.approx(50)
+def test_mfu_is_flops_over_time_and_the_best_sample_of_the_peak():
+    peaks = [Sample(1.0, 2.0, 100e9), Sample(1.0, 2.0, 200e9), Sample(1.0, 2.0, 100e9)]
+    steps = [Sample(9.0, 9.0, 0.0, 7), Sample(1.0, 1.6, 0.0, 3), Sample(1.0, 1.6, 0.0, 3)]
+    row = {"flops": 50 * 10**9} | step_figures(50 * 10**9, steps, peaks)
+    add_mfu([row], [*peaks, Sample(1.0, 2.0, 400e9)])  # the best one was taken beside another row
+    assert row["mfu"] == pytest.approx(50 / 400)
+    assert row["mfu_median_peak"] == pytest.approx(0.5)
+    assert row["mfu_cpu"] == pytest.approx(50 / 1.6 / 200)
+    assert row["gflops"] == pytest.approx(50) and row["page_faults"] == 3
     assert row["samples"] == [9.0, 1.0, 1.0]
+
+
+def test_no_step_of_either_side_runs_before_the_allocator_is_trainings(monkeypatch, tmp_path):
+    events: list[str] = []
+    monkeypatch.setenv("SLIPSTREAM_DATA", str(tmp_path))
+    monkeypatch.setattr(train_step, "MOVIELENS_USERS", 2)
+    monkeypatch.setattr(train_step, "PEAK_PRODUCTS", 1)
+    monkeypatch.setattr(train_step, "QUICK", [])
+    monkeypatch.setattr(train_step, "claims", lambda *parts: {})
+    monkeypatch.setattr(train_step, "_print", lambda *parts: None)
+    monkeypatch.setattr(train_step, "measure_memory", lambda repeats: [])
+    monkeypatch.setattr(
+        train_step, "set_training_allocator", lambda: events.append("allocator") or "kept"
+    )
+    for side in ("JaggedStep", "PaddedStep"):
+        monkeypatch.setattr(
+            getattr(train_step, side),
+            "__call__",
+            lambda step, batch: events.append(type(step).__name__) or 0.0,
+        )
+    result = train_step.run(quick=True)
+    assert events[0] == "allocator" and events.count("allocator") == 1
+    assert {"JaggedStep", "PaddedStep"} == set(events[1:])
+    assert result["freed_memory"] == "kept"
 
 
 def test_long_shapes_are_the_named_sizes_in_full():
@@ -69,6 +94,9 @@ def test_the_bench_writes_its_json(monkeypatch, tmp_path, capsys):
         "negative_memory_saved",
     }
     assert written["claims"]["negative_memory_saved"] == pytest.approx(0.9)
-    assert all(row["mfu"] > 0 and row["samples"] for row in written["rows"] if "mfu" in row)
+    timed = [row for row in written["rows"] if "flops" in row]
+    assert len(timed) == 5 and all(row["mfu"] > 0 and row["samples"] for row in timed)
+    assert len({row["peak_gflops"] for row in timed}) == 1  # one peak for the whole run
+    assert written["command"] and written["freed_memory"]
     assert torch.get_num_threads() == threads
     assert "ML-1M HSTU base step" in capsys.readouterr().out

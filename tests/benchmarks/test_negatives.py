@@ -8,7 +8,7 @@ import torch
 from benchmarks.negatives import bench as negatives
 from benchmarks.negatives import ranks as negative_ranks
 from benchmarks.negatives import steps as negative_steps
-from slipstream.bench.step_samples import batch_of
+from slipstream.bench.step_samples import JaggedStep, batch_of
 
 LENGTHS, ITEMS = [24, 10, 17], 400
 
@@ -17,12 +17,32 @@ def test_every_way_of_fetching_gives_the_same_loss():
     """What is timed against each other computes the same thing."""
     batch, losses = batch_of(LENGTHS, ITEMS), {}
     for way in negative_steps.VARIANTS:
-        recipe = negative_steps.variant_recipe(way, dim=16, negatives=8, segment_bytes=1 << 13)
-        step = negative_steps.touched_step(recipe, ITEMS)
+        step = negative_steps.variant_step(way, ITEMS, dim=16, negatives=8, segment_bytes=1 << 13)
         losses[way] = [step(batch) for _ in range(3)]
     assert losses["gathered"] == pytest.approx(losses["fused"], rel=1e-5)
     assert losses["segmented"] == pytest.approx(losses["fused"], rel=1e-5)
     assert losses["segmented fp16"] == pytest.approx(losses["fused"], rel=1e-3)
+
+
+def test_every_way_has_trainings_allocator_before_its_first_step(monkeypatch, capsys):
+    """In the process that measures time, and in each that measures memory."""
+    events: list[str] = []
+    for module in (negatives, negative_steps):
+        monkeypatch.setattr(module, "set_training_allocator", lambda: events.append("allocator"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(JaggedStep, "__call__", lambda step, batch: events.append("step") or 0.0)
+    for way in negative_steps.VARIANTS:
+        events.clear()
+        negative_steps.child(way, [2], LENGTHS, ITEMS, 1)
+        assert events == ["allocator", *["step"] * negative_steps.STEPS]
+
+    events.clear()
+    for part in ("sharing_rows", "byte_rows", "claims", "finish"):
+        monkeypatch.setattr(negatives, part, lambda *words, **options: ([], {}))
+    monkeypatch.setattr(negatives, "claims", lambda *rows: {})
+    monkeypatch.setattr(negatives, "fetch_rows", lambda *sizes: events.append("step") or [])
+    negatives.run(quick=True)
+    assert events == ["allocator", "step"]
 
 
 def test_memory_is_read_in_a_process_of_its_own():
@@ -73,6 +93,7 @@ def test_the_whole_command_writes_its_claims(tmp_path, monkeypatch):
     wanted = {
         "segmented_memory_saved",
         "segmented_step_ratio",
+        "segmented_vs_fused",
         "fp16_bytes_ratio",
         "share_k4_step_ratio",
         "extra_lookups",

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from slipstream.files import atomic_file
 from slipstream.ops import native
+from slipstream.ops.allocator import keep_freed_memory
 
 Row = dict[str, Any]
 
@@ -53,6 +54,8 @@ def command_line() -> str:
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None and module.name.startswith("benchmarks"):
         program = f"python -m {module.name.removesuffix('.__main__')}"
+    elif module is not None and module.name.startswith("slipstream"):
+        program = "slipstream"
     else:
         program = Path(program).name
     kept: list[str] = []
@@ -72,6 +75,14 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return told.stdout.strip() or None
+
+
+def set_training_allocator() -> str:
+    """Set the allocator of this process as training sets it; every variant then runs under it.
+
+    Returns what becomes of freed memory, for the result.
+    """
+    return "kept" if keep_freed_memory() else "as the system has it"
 
 
 def short_machine() -> dict[str, Any]:
@@ -127,20 +138,23 @@ def matmul_peak() -> tuple[Callable[[], object], float]:
     return lambda: torch.mm(a, b, out=out), 2.0 * 1024**3
 
 
-def finish(
-    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
-) -> dict[str, Any]:
-    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
-    result: dict[str, Any] = {
+def describe(bench: str) -> dict[str, Any]:
+    """Return what every result says of its origin: command, commit, time, machine, threads."""
+    return {
         "bench": bench,
         "command": command_line(),
         "commit": commit(),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
-        "rows": rows,
-        "claims": claims,
     }
+
+
+def finish(
+    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
+) -> dict[str, Any]:
+    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
+    result: dict[str, Any] = describe(bench) | {"rows": rows, "claims": claims}
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
     print_rows(console, rows, f"bench {bench}", described)
@@ -154,7 +168,7 @@ def finish(
 
 def print_rows(console: Console, rows: list[Row], title: str, caption: str) -> None:
     """Print rows as a table; columns that do not fit beside each other follow in further tables."""
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "samples"))
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.endswith("samples")))
     lead, rest = columns[:1], columns[1:]
     while True:
         count = len(rest)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -139,7 +138,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
 
 
 def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    from slipstream.bench.harness import short_machine
+    from slipstream.bench.harness import describe
 
     table = []
     for name, several in samples.items():
@@ -158,10 +157,7 @@ def _result(rows: int, samples: dict[str, list[dict[str, Any]]]) -> dict[str, An
             }
         )
     ours = table[0]
-    return {
-        "bench": "ingest",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": short_machine(),
+    return describe("ingest") | {
         "threads": pl.thread_pool_size(),
         "log_rows": rows,
         "rows": table,

@@ -2,7 +2,8 @@
 
 Fused is our loss; gathered makes a row for each negative. Each variant runs in a process of its own
 and reports by how much its steps raised the peak resident memory above what model, tables and batch
-need. Everything but the loss is the same. Touch this when the common way of gathering changes.
+need. Everything but the loss is the same, the allocator's setting is training's. Touch this when
+the common way of gathering changes.
 """
 
 import json
@@ -13,15 +14,16 @@ from pathlib import Path
 
 import torch
 
+from slipstream.bench.harness import set_training_allocator
 from slipstream.bench.step_samples import JaggedStep, batch_of
 from slipstream.config import load_recipe
-from slipstream.training.objective import RETRIEVAL_LOSSES, RetrievalLoss, RetrievalLossInputs
+from slipstream.training.objective import RetrievalLossInputs
+from slipstream.training.own_functions import LossFunction
 from slipstream.training.recipe import Recipe
 
 CHILD_SECONDS = 600
 STEPS = 2
 VARIANTS = ("fused", "gathered")
-GATHERED = "gathered_softmax"
 
 
 def gathered_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
@@ -38,11 +40,9 @@ def gathered_softmax(inputs: RetrievalLossInputs) -> torch.Tensor:
     return torch.cat([positive_S1, negative_SR], dim=1).logsumexp(1) - positive_S1.squeeze(1)
 
 
-def use_gathered_softmax(recipe: Recipe) -> Recipe:
-    """Copy a recipe with `gathered_softmax` as its loss, which no recipe file can name."""
-    RETRIEVAL_LOSSES.setdefault(GATHERED, RetrievalLoss(gathered_softmax, "per_token"))
-    loss = recipe.loss.model_copy(update={"kind": GATHERED})
-    return recipe.model_copy(update={"loss": loss})
+def loss_of(variant: str) -> LossFunction | None:
+    """Return the loss that a variant is trained with; None is the recipe's."""
+    return gathered_softmax if variant == "gathered" else None
 
 
 def peak_bytes() -> int:
@@ -63,9 +63,10 @@ def peak_bytes() -> int:
 def child(variant: str, lengths: list[int], num_items: int, threads: int) -> None:
     """Run some steps of the ML-1M recipe in this process; prints the memory as JSON."""
     torch.set_num_threads(threads)
+    set_training_allocator()
     recipe = load_recipe(Recipe, "ml-1m-hstu")
-    recipe = use_gathered_softmax(recipe) if variant == "gathered" else recipe
-    step, batch = JaggedStep.of(recipe, num_items), batch_of(lengths, num_items)
+    step = JaggedStep.of(recipe, num_items, loss_of(variant))
+    batch = batch_of(lengths, num_items)
     before = peak_bytes()
     losses = [step(batch) for _ in range(STEPS)]
     print(

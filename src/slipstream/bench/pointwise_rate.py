@@ -1,11 +1,12 @@
 """Losses, row operators, norm and gate against plain PyTorch, at the sizes of an ML-1M step.
 
 Forward and backward together, variants interleaved, medians. The ratios are the claim; absolute
-times describe this machine. Touch this when an operator other than attention is added.
+times describe this machine. Both sides run under training's allocator, and only operators that a
+shipped model or table calls are compared. Touch this when an operator other than attention is
+added.
 """
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.bench.harness import interleave, short_machine
+from slipstream.bench.harness import describe, interleave, set_training_allocator
 from slipstream.files import write_json
 from slipstream.ops import losses, native, pointwise, rows
 
@@ -153,6 +154,7 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
     """Measure, print a table, write the JSON if a path is given."""
     tokens, repeats = (QUICK_TOKENS, QUICK_REPEATS) if quick else (TOKENS, REPEATS)
     torch.manual_seed(0)
+    freed_memory = set_training_allocator()
     found, claims = [], {}
     for group in (_losses, _pointwise, _rows):
         for operator, variants in group(tokens).items():
@@ -170,11 +172,8 @@ def run(quick: bool = False, json_path: Path | None = None) -> dict[str, Any]:
                         "samples": values,
                     }
                 )
-    result = {
-        "bench": "pointwise",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": short_machine(),
-        "threads": torch.get_num_threads(),
+    result = describe("pointwise") | {
+        "freed_memory": freed_memory,
         "native": native.status(),
         "sizes": {
             "tokens": tokens,

@@ -13,6 +13,7 @@ from slipstream.data.batch import JaggedBatch
 from slipstream.training.features import Features
 from slipstream.training.loop import train_step
 from slipstream.training.optimizers import make_adamw
+from slipstream.training.own_functions import LossFunction, OwnFunctions
 from slipstream.training.recipe import Recipe
 from slipstream.training.recommender import Recommender
 
@@ -69,9 +70,13 @@ class JaggedStep:
     steps_done: int = 0
 
     @classmethod
-    def of(cls, recipe: Recipe, num_items: int) -> "JaggedStep":
-        """Make a step of a new recommender."""
-        return cls(Recommender(recipe, Features(num_items)))
+    def of(cls, recipe: Recipe, num_items: int, loss: LossFunction | None = None) -> "JaggedStep":
+        """Make a step of a new recommender, with a caller's own loss where one is given."""
+        recommender, own = Recommender(recipe, Features(num_items)), OwnFunctions(loss=loss)
+        own.check(recipe)
+        if loss is not None:
+            recommender.loss_per_token = own.loss_per_token
+        return cls(recommender)
 
     def __post_init__(self) -> None:
         self.optimizer = make_adamw(self.recommender.model, self.recommender.recipe.optimizer)
