@@ -80,9 +80,7 @@ _RECTOOLS_QUICK: Settings = {
 
 def _rectools(name: str, model: str, settings: Settings, **more: Any) -> Contender:
     short = {"session_max_len": 50, "dropout_rate": 0.5} if model == "sasrec" else {}
-    return Contender(
-        name, "rectools", _RECTOOLS, model, settings, short, _RECTOOLS_QUICK, **more
-    )
+    return Contender(name, "rectools", _RECTOOLS, model, settings, short, _RECTOOLS_QUICK, **more)
 
 
 def _slipstream(name: str, recipe: str, *overrides: str, **more: Any) -> Contender:
@@ -182,9 +180,7 @@ CONTENDERS: tuple[Contender, ...] = (
         "model.heads=2",
         request_time=True,
     ),
-    _slipstream(
-        "slipstream-hstu-no-time", "ml-1m-hstu", "model.time_bias=own", only_timed=True
-    ),
+    _slipstream("slipstream-hstu-no-time", "ml-1m-hstu", "model.time_bias=own", only_timed=True),
     _slipstream("slipstream-sasrec", "ml-1m-sasrec"),
     _slipstream("slipstream-default", "retrieval-default"),
 )

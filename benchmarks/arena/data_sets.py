@@ -96,19 +96,18 @@ def _prepare_ml_1m(directory: Path) -> SequenceStore:
     return api.prepare("ml-1m", directory, min_item_count=1)
 
 
+_SMALL = Synthetic(users=300, items=400, topics=20, length_mu=3.0, length_max=100, seed=1)
+
+
 def _prepare_synthetic(directory: Path) -> SequenceStore:
-    return api.prepare(
-        "synthetic", directory, synthetic=Synthetic(users=300, items=400, seed=1), quiet=True
-    )
+    return api.prepare("synthetic", directory, synthetic=_SMALL, quiet=True)
 
 
 DATA_SETS = {
     each.name: each
     for each in (
         DataSet("ml-1m", "MovieLens-1M, 3,706 items", _prepare_ml_1m),
-        DataSet(
-            "ml-1m-3416", "MovieLens-1M, 3,416 items", lambda out: api.prepare("ml-1m", out)
-        ),
+        DataSet("ml-1m-3416", "MovieLens-1M, 3,416 items", lambda out: api.prepare("ml-1m", out)),
         DataSet("ml-100k", "MovieLens-100K", lambda out: api.prepare("ml-100k", out)),
         DataSet("ml-latest-small", "MovieLens latest-small", _prepare_latest_small),
         DataSet("games", "Amazon Games, no times", _prepare_pairs, short_histories=True),

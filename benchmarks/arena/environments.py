@@ -16,13 +16,20 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import write_json
 
 TORCH = "torch==2.13.0"
-# The last entry of each list pins what the peer's own requirements leave open and what broke it.
+# Pinned by hand: the peer, torch, and what the peer does not name itself. What pip then installed
+# is written into the environment's note.
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "rectools": (TORCH, "rectools[torch]==0.19.0"),
-    "replay": (TORCH, "replay-rec[torch]==0.22.0"),
+    "replay": (
+        TORCH,
+        "replay-rec[torch]==0.22.0",
+        "openvino==2026.4.1",
+        "onnx==1.23.2",
+        "onnxscript==0.7.2",
+    ),
     "cornac": (TORCH, "cornac==3.0.1"),
-    "recbole": (TORCH, "recbole==1.2.1", "numpy<2"),
-    "research": (TORCH, "fbgemm-gpu-cpu==1.8.0", "gin-config==0.5.0", "numpy<3"),
+    "recbole": (TORCH, "recbole==1.2.1", "numpy==1.26.4"),
+    "research": (TORCH, "fbgemm-gpu-cpu==1.8.0", "gin-config==0.5.0", "numpy"),
 }
 OWN = "slipstream"  # this interpreter, and the sources of this tree
 INSTALLED = "installed.json"

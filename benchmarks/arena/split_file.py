@@ -51,7 +51,7 @@ def write_split(store: SequenceStore, path: Path) -> Path:
     """Write the split file of a store, whole or not at all, and return its path."""
     arrays = split_arrays(store)
     with atomic_file(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     return path
 
 

@@ -84,7 +84,7 @@ def watched(batches: Callable[..., Iterator[Any]], contest: Contest, model: Any)
 
 def train(contest: Contest, model: Any, dataset: Any) -> None:
     """Fit with Cornac's own loop, and leave the model with the weights of the best epoch."""
-    module = importlib.import_module("cornac.models.sasrec.recom_sasrec")
+    module: Any = importlib.import_module("cornac.models.sasrec.recom_sasrec")
     original = module.session_seq_iter
     module.session_seq_iter = watched(original, contest, model)
     try:

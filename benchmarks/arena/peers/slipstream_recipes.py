@@ -15,12 +15,14 @@ import numpy as np
 from benchmarks.arena.peers.contest_io import Contest, Job, say, time_single, users_to_time
 from benchmarks.arena.peers.contest_metrics import JUDGED_AT, list_metrics
 from benchmarks.arena.peers.contest_split import TEST, VALIDATION, Split
+from slipstream import History, api
+from slipstream.training import Callback, TrainingSession, recommend
 
 PACKAGES = ("slipstream", "torch", "numpy", "polars", "pyarrow")
 COMPARED = 20  # users whose timed answer is compared with their list
 
 
-class Watcher:
+class Watcher(Callback):
     """A callback that counts training time, records validations and keeps the budget.
 
     A line of metrics comes after every step (`train.log_every=1`), so what passes between the last
@@ -30,13 +32,15 @@ class Watcher:
     def __init__(self, contest: Contest) -> None:
         self.contest = contest
 
-    def on_start(self, session: Any) -> None:
+    def on_start(self, session: TrainingSession) -> None:
         self.contest.clock.start()
 
-    def on_log(self, session: Any, figures: dict[str, Any]) -> None:
+    def on_log(self, session: TrainingSession, figures: dict[str, Any]) -> None:
         self.contest.clock.mark()
 
-    def on_evaluation(self, session: Any, figures: dict[str, float], is_best: bool) -> None:
+    def on_evaluation(
+        self, session: TrainingSession, figures: dict[str, float], is_best: bool
+    ) -> None:
         contest = self.contest
         contest.clock.stop_at_mark()
         kept = {f"{name}@{JUDGED_AT}": figures[f"{name}@{JUDGED_AT}"] for name in ("HR", "NDCG")}
@@ -44,10 +48,10 @@ class Watcher:
         if contest.over_budget():
             session.stop()
 
-    def on_checkpoint(self, session: Any, checkpoint: Path) -> None:
+    def on_checkpoint(self, session: TrainingSession, checkpoint: Path) -> None:
         self.contest.clock.start()
 
-    def on_end(self, session: Any, status: str) -> None:
+    def on_end(self, session: TrainingSession, status: str) -> None:
         self.contest.clock.stop_at_mark()
         reasons = {"finished": "epochs", "stopped early": "patience", "interrupted": "budget"}
         self.contest.stopped = reasons.get(status, status)
@@ -63,8 +67,6 @@ class Answers:
 
     def lists(self, question: str, k: int) -> np.ndarray:
         """Return the k best trained, unseen item rows of every asker."""
-        from slipstream.training import recommend
-
         users_A = self.split.askers(question)
         top_UK = np.full((self.split.num_users, k), -1, dtype=np.int64)
         answers = recommend(
@@ -83,8 +85,6 @@ class Answers:
 
     def history(self, user: int) -> Any:
         """Return what the test shows of a user, in original ids."""
-        from slipstream import History
-
         store, start = self.run.store, int(self.split.offsets_U1[user])
         rows = slice(start, start + int(self.split.lengths(TEST)[user]))
         items = [store.items.id(int(row)) for row in store.items_N[rows]]
@@ -124,8 +124,6 @@ def check_split(run: Any, split: Split) -> None:
 
 def train(job: Job, contest: Contest) -> Any:
     """Train the recipe with its own settings and return the run, which has the best weights."""
-    from slipstream import api
-
     overrides = [str(each) for each in job.settings.get("overrides", ())]
     return api.train(
         job.settings["recipe"],
