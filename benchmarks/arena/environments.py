@@ -72,25 +72,23 @@ def install(name: str, directory: Path, say: Say) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     log = directory.with_suffix(".log")
     say(f"installing {', '.join(REQUIREMENTS[name])} (a few minutes; see {log})")
-    python = str(directory / "bin" / "python")
+    # This interpreter's pip installs into the other environment, which then needs none of its own.
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python")]
     with log.open("wb") as file:
         for command in (
-            [sys.executable, "-m", "venv", str(directory)],
-            [python, "-m", "pip", "install", *REQUIREMENTS[name]],
-            [python, "-m", "pip", "check"],
+            [sys.executable, "-m", "venv", "--without-pip", str(directory)],
+            [*pip, "install", *REQUIREMENTS[name]],
         ):
             done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
-            if done.returncode and command[-1] != "check":
+            if done.returncode:
                 raise SlipstreamError(
                     f"the environment of '{name}' could not be installed ({last_line(log)}); see "
                     f"{log}, then run the same command again"
                 )
-    versions = subprocess.run(
-        [python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True
-    )
+    frozen = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True)
     write_json(
         directory / INSTALLED,
-        {"requirements": fingerprint(name), "versions": versions.stdout.splitlines()},
+        {"requirements": fingerprint(name), "versions": frozen.stdout.splitlines()},
     )
 
 

@@ -170,6 +170,7 @@ def draw(result: Result, path: Path) -> None:
                 label=row["variant"],
                 linewidth=2.0 if row["own"] else 1.2,
                 linestyle="-" if row["own"] else "--",
+                marker=".",
             )
         panel.set(xscale="log", xlabel="training, s", ylabel="validation NDCG@10", title=name)
         panel.legend(fontsize="small")
