@@ -118,11 +118,10 @@ def _notes(row: Row) -> list[str]:
             f"{name}: {len(samples)} seeds, deviation of HR@10 {row['sd HR@10']:.4f}, of NDCG@10 "
             f"{row['sd NDCG@10']:.4f}"
         )
-    compiled = samples[0].get("compiled") or {}
-    if "recommend_ms_p50" in compiled:
+    p50, p99 = (row[f"compiled recommend_ms_{which}"] for which in ("p50", "p99"))
+    if p50 is not None:
         notes.append(
-            f"{name}: compiled by OpenVINO p50 {_milliseconds(compiled['recommend_ms_p50'])}, p99 "
-            f"{_milliseconds(compiled['recommend_ms_p99'])}"
+            f"{name}: compiled by OpenVINO p50 {_milliseconds(p50)}, p99 {_milliseconds(p99)}"
         )
     return notes
 
