@@ -117,7 +117,7 @@ def run_cell(cell: Cell, python: Path, say: Say) -> None:
     if process.returncode:
         raise ContenderError(_reason(process.returncode, log))
     if not cell.is_finished():
-        raise ContenderError(f"it ended without answers; see {log}")
+        raise ContenderError(f"it ended without answers; {_where(log)}")
 
 
 def _variables(cell: Cell) -> dict[str, str]:
@@ -167,7 +167,12 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def _reason(code: int, log: Path) -> str:
     """Return why a contender failed: a signal, or the last line it wrote."""
     if code == -signal.SIGKILL:
-        return f"it was killed, perhaps for want of memory; see {log}"
+        return f"it was killed, perhaps for want of memory; {_where(log)}"
     if code < 0:
-        return f"it ended by {signal.Signals(-code).name}; see {log}"
-    return f"it failed ({last_line(log)[:200]}); see {log}"
+        return f"it ended by {signal.Signals(-code).name}; {_where(log)}"
+    return f"it failed ({last_line(log)[:200]}); {_where(log)}"
+
+
+def _where(log: Path) -> str:
+    """Say where a log is; results are published, so the place of the work folder is left out."""
+    return f"see {'/'.join(log.parts[-5:])} in the work folder"

@@ -3,6 +3,7 @@
 Touch this when cells are planned in another order or when a job says something more.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from benchmarks.arena.contenders import Contender
 from benchmarks.arena.data_sets import DATA_SETS, DataSet, open_store
 from benchmarks.arena.environments import REQUIREMENTS, python_of
 from benchmarks.arena.split_file import write_split
+from slipstream.config import RECIPES
 from slipstream.data.store import SequenceStore
 from slipstream.errors import SlipstreamError, did_you_mean
 
@@ -107,12 +109,21 @@ def make_cell(
         "minutes": plan.minutes,
         "k": LIST_LENGTH,
         "request_time": contender.request_time,
-        "requirements": list(
-            REQUIREMENTS.get(contender.environment, [f"slipstream=={slipstream.__version__}"])
-        ),
+        "requirements": requirements_of(contender),
     }
     limit = plan.minutes * 60.0 * 4 + SPARE_SECONDS
     return Cell(data.name, contender, seed, directory.resolve(), job, limit)
+
+
+def requirements_of(contender: Contender) -> list[str]:
+    """Return what a contender is made of; of ours, the version and the text of the recipe."""
+    if not contender.own:
+        return list(REQUIREMENTS[contender.environment])
+    made_of = [f"slipstream=={slipstream.__version__}"]
+    if "recipe" in contender.settings:
+        recipe = RECIPES / f"{contender.settings['recipe']}.yaml"
+        made_of.append(hashlib.blake2b(recipe.read_bytes(), digest_size=8).hexdigest())
+    return made_of
 
 
 def run_entry(

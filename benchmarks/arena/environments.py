@@ -83,7 +83,7 @@ def install(name: str, directory: Path, say: Say) -> None:
             if done.returncode:
                 raise SlipstreamError(
                     f"the environment of '{name}' could not be installed ({last_line(log)}); see "
-                    f"{log}, then run the same command again"
+                    f"environments/{log.name} in the work folder, then run the same command again"
                 )
     frozen = subprocess.run([*pip, "freeze"], capture_output=True, text=True, check=True)
     write_json(

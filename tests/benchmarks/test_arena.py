@@ -15,12 +15,14 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from benchmarks import evidence
 from benchmarks.arena import cells, environments, report
 from benchmarks.arena.cells import ContenderError, check_lists, run_cell
 from benchmarks.arena.contenders import CONTENDERS, Contender, choose_contenders
 from benchmarks.arena.contest import Entry, Plan, choose_data, make_cell, run_contest, split_of
 from benchmarks.arena.data_sets import DATA_SETS, DataSet
 from benchmarks.arena.environments import OWN
+from benchmarks.arena.evidence_tables import ARENA_TABLES
 from benchmarks.arena.peers.contest_io import Clock
 from benchmarks.arena.peers.contest_metrics import list_metrics
 from benchmarks.arena.peers.contest_split import TEST, VALIDATION, Split
@@ -431,3 +433,22 @@ def test_what_cannot_be_installed_is_told_in_one_sentence(made_up, tmp_path, mon
     entries, _ = contest(plan_for(made_up, tmp_path / "work", peer))
     assert "could not be installed" in entries[0].failure
     assert not environments.is_installed("peer", tmp_path / "work" / "environments" / "peer")
+
+
+def test_pages_take_their_tables_from_a_recorded_contest(tmp_path, monkeypatch):
+    failed = replace(entry_of("cornac-sasrec", [(9.0, 0.1)], 0.1, 1.0), samples=(), failure="late")
+    entries = [
+        entry_of("rectools-hstu", [(100.0, 0.10), (200.0, 0.18)], 0.17, 2.0),
+        entry_of("slipstream-hstu", [(2.0, 0.12), (4.0, 0.18)], 0.19, 0.5),
+        entry_of("slipstream-default", [(3.0, 0.10)], 0.16, 0.4),
+        failed,
+    ]
+    rows = make_rows(entries)
+    result = report.make_result(rows, make_claims(rows), 2, 30.0)
+    report.write_result(result, tmp_path / "arena.json")
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    text = "\n".join(ARENA_TABLES["arena-ml-1m"].lines())
+    assert "| **slipstream-hstu** | yes | 0.1900 | 0.1900 |" in text
+    assert "| cornac-sasrec |  |  |  |  | failed |" in text and "| - |" in text
+    claims = "\n".join(ARENA_TABLES["arena-claims"].lines())
+    assert "0.020 | at most 0.033 |" in claims and "at least 0.3642: **missed**" in claims

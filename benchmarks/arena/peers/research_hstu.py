@@ -79,7 +79,7 @@ def build_encoder(num_items: int, settings: dict[str, Any], length: int, width: 
     )
 
 
-class Contender:
+class ResearchModel:
     """The encoder, its loss and its negatives, put together as the research trainer does."""
 
     def __init__(self, split: Split, settings: dict[str, Any], request_time: bool) -> None:
@@ -92,10 +92,10 @@ class Contender:
         self.asked = {q: split.asked_times(q, request_time) for q in (VALIDATION, TEST)}
         self.length = int(settings["max_sequence_length"])
         self.width = self.length + int(settings["output_length"])
-        self.model = build_encoder(split.num_items, settings, self.length, self.width)
+        self.network = build_encoder(split.num_items, settings, self.length, self.width)
         self.negatives = autoregressive_losses.LocalNegativesSampler(
             num_items=split.num_items,
-            item_emb=self.model._embedding_module._item_emb,
+            item_emb=self.network._embedding_module._item_emb,
             all_item_ids=(np.flatnonzero(split.trained_I) + 1).tolist(),
             l2_norm=True,
             l2_norm_eps=1e-6,
@@ -103,10 +103,10 @@ class Contender:
         self.loss = sampled_softmax.SampledSoftmaxLoss(
             num_to_sample=int(settings["num_negatives"]),
             softmax_temperature=float(settings["temperature"]),
-            model=self.model,
+            model=self.network,
         )
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            self.network.parameters(),
             lr=float(settings["learning_rate"]),
             betas=(0.9, 0.98),
             weight_decay=float(settings["weight_decay"]),
@@ -128,8 +128,8 @@ class Contender:
         """Learn every next item of these users' last training behaviours."""
         ids_BW, times_BW, counts_B = self.batch(users_B, VALIDATION, self.length + 1)
         past_B = counts_B - 1  # the last behaviour is only a target
-        embeddings = self.model.get_item_embeddings(ids_BW)
-        encoded = self.model(
+        embeddings = self.network.get_item_embeddings(ids_BW)
+        encoded = self.network(
             past_lengths=past_B,
             past_ids=ids_BW,
             past_embeddings=embeddings,
@@ -151,10 +151,10 @@ class Contender:
         """Leave training, and keep the normalized items, which all requests share."""
         import torch
 
-        self.model.eval()
+        self.network.eval()
         with torch.no_grad():
             ids_I = torch.arange(1, self.split.num_items + 1)
-            items_IE = self.model.get_item_embeddings(ids_I)
+            items_IE = self.network.get_item_embeddings(ids_I)
             self.items_IE = self.negatives.normalize_embeddings(items_IE)
 
     def scores(self, users_B: np.ndarray, question: str) -> Any:
@@ -165,44 +165,44 @@ class Contender:
         asked_B1 = torch.from_numpy(self.asked[question][users_B]).view(-1, 1)
         times_BW.scatter_(1, counts_B.view(-1, 1), asked_B1)
         with torch.no_grad():
-            queries_BE = self.model.encode(
+            queries_BE = self.network.encode(
                 past_lengths=counts_B,
                 past_ids=ids_BW,
-                past_embeddings=self.model.get_item_embeddings(ids_BW),
+                past_embeddings=self.network.get_item_embeddings(ids_BW),
                 past_payloads={"timestamps": times_BW},
             )
             return queries_BE @ self.items_IE.T
 
 
-def train(contender: Contender, contest: Contest, batch_size: int) -> None:
+def train(model: ResearchModel, contest: Contest, batch_size: int) -> None:
     """Run epochs over all users with something to predict; leave the best weights in place."""
     chance = np.random.default_rng(contest.job.seed)
     users_T = np.flatnonzero(contest.split.train_lengths_U >= 2)
     for _ in range(contest.job.epochs):
         with contest.clock.training():
-            contender.model.train()
+            model.network.train()
             order_T = chance.permutation(users_T)
             for start in range(0, len(order_T), batch_size):
-                contender.step(order_T[start : start + batch_size])
-        contender.ready()
+                model.step(order_T[start : start + batch_size])
+        model.ready()
         top_UK = contest.split.answer(
-            VALIDATION, 10, lambda users_B: contender.scores(users_B, VALIDATION).numpy()
+            VALIDATION, 10, lambda users_B: model.scores(users_B, VALIDATION).numpy()
         )
-        if contest.epoch_done(top_UK, lambda: copy_state(contender.model)):
+        if contest.epoch_done(top_UK, lambda: copy_state(model.network)):
             break
-    contender.model.load_state_dict(contest.best_weights)
-    contender.ready()
+    model.network.load_state_dict(contest.best_weights)
+    model.ready()
 
 
-def time_requests(contender: Contender) -> dict[str, float]:
+def time_requests(model: ResearchModel) -> dict[str, float]:
     """Time single requests: encode one history, score the catalogue, keep ten unseen items."""
     import torch
 
-    split = contender.split
+    split = model.split
     hidden_I = torch.from_numpy(~split.trained_I)
 
     def recommend_one(user: int) -> None:
-        scores_I = contender.scores(np.array([user]), TEST)[0].masked_fill(hidden_I, -torch.inf)
+        scores_I = model.scores(np.array([user]), TEST)[0].masked_fill(hidden_I, -torch.inf)
         scores_I[torch.from_numpy(split.history(user, TEST))] = -torch.inf
         torch.topk(scores_I, 10)
 
@@ -222,11 +222,11 @@ def main() -> None:
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     contest = Contest(job, split)
-    contender = Contender(split, settings, job.request_time)
+    model = ResearchModel(split, settings, job.request_time)
     say(f"research HSTU: training with {settings}")
-    train(contender, contest, int(settings["batch_size"]))
-    top_UK = split.answer(TEST, job.k, lambda users_B: contender.scores(users_B, TEST).numpy())
-    contest.finish(top_UK, time_requests(contender), PACKAGES)
+    train(model, contest, int(settings["batch_size"]))
+    top_UK = split.answer(TEST, job.k, lambda users_B: model.scores(users_B, TEST).numpy())
+    contest.finish(top_UK, time_requests(model), PACKAGES)
 
 
 if __name__ == "__main__":
