@@ -59,6 +59,7 @@ _RECTOOLS_HSTU: Settings = {
     "lr": 1e-3,
     "batch_size": 128,
     "epochs": 100,
+    "patience": 100,  # the tutorial trains all epochs
 }
 _RECTOOLS_SASREC: Settings = {
     **{name: _RECTOOLS_HSTU[name] for name in ("session_max_len", "n_blocks", "n_heads", "loss")},

@@ -118,6 +118,8 @@ def _notes(row: Row) -> list[str]:
             f"{name}: {len(samples)} seeds, deviation of HR@10 {row['sd HR@10']:.4f}, of NDCG@10 "
             f"{row['sd NDCG@10']:.4f}"
         )
+    if any(sample.get("cut_short") for sample in samples):
+        notes.append(f"{name}: its last epoch was cut short after two budgets")
     p50, p99 = (row[f"compiled recommend_ms_{which}"] for which in ("p50", "p99"))
     if p50 is not None:
         notes.append(

@@ -260,6 +260,19 @@ def test_an_interrupted_contest_ends_its_contender(made_up, tmp_path):
     assert has_ended(int((cell.directory / "pid").read_text()))
 
 
+def test_an_epoch_far_over_the_budget_is_cut_short(made_up, tmp_path):
+    slow = POPULAR.replace(
+        "            pass", "            while not contest.cuts_epoch():\n                pass"
+    )
+    plan = plan_for(made_up, tmp_path, fake(tmp_path, "slow", slow), minutes=0.001)
+    entries, _ = contest(plan)
+    (sample,) = entries[0].samples
+    assert sample["cut_short"] and sample["stopped"] == "budget" and sample["epochs"] == 1
+    console = Console(record=True, width=report.WIDTH)
+    report.show(report.make_result(make_rows(entries), {}, 1, 0.001), console)
+    assert "its last epoch was cut short" in console.export_text()
+
+
 def test_lists_that_break_a_rule_are_refused(by_hand, tmp_path):
     split = Split(write_split(by_hand, tmp_path / "split.npz"))
     right_UK = np.full((4, cells.LIST_LENGTH), -1)

@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.arena.peers.contest_metrics import JUDGED_AT, list_metrics
 from benchmarks.arena.peers.contest_split import TEST, Split
 
+FAR_OVER = 2.0  # an epoch is cut short after so many budgets: some libraries would take hours
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -159,6 +160,7 @@ class Contest:
         self.best_epoch, self.seconds_to_best = 0, 0.0
         self.best: dict[str, float] = {}
         self.stopped = "epochs"
+        self.cut_short = False  # whether the last epoch was not finished
         self._marks = [(0, 0.0)]  # epochs done and training seconds at every judgement
 
     @property
@@ -174,6 +176,13 @@ class Contest:
     def over_budget(self, times: float = 1.0) -> bool:
         """Tell whether training took more than the budget, or than a multiple of it."""
         return self.clock.seconds > times * self.job.minutes * 60.0
+
+    def cuts_epoch(self) -> bool:
+        """Tell, between two batches, whether this epoch takes far more than the budget."""
+        if self.over_budget(FAR_OVER):
+            self.cut_short = True
+            say("this epoch is cut short: it takes far more than the budget")
+        return self.cut_short
 
     def record(self, epoch: int, validation: dict[str, float], is_best: bool) -> None:
         """Write down an epoch's validation figures, and that it is the best one."""
@@ -214,6 +223,7 @@ class Contest:
             "recommend_ms_p99": None,
             "versions": versions(packages),
             "stopped": self.stopped,
+            "cut_short": self.cut_short,
         }
         finish(self.job.out, top_UK, {**figures, **single})
 

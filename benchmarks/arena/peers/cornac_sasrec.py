@@ -27,7 +27,6 @@ from benchmarks.arena.peers.contest_io import (
 from benchmarks.arena.peers.contest_split import TEST, VALIDATION, Split
 
 PACKAGES = ("cornac", "torch", "numpy", "scipy")
-FAR_OVER = 2.0  # an epoch of so many budgets is cut short: here one epoch may take hours
 
 
 class TrainingEnds(Exception):
@@ -71,8 +70,7 @@ def watched(batches: Callable[..., Iterator[Any]], contest: Contest, model: Any)
         contest.clock.start()
         for batch in batches(*arguments, **named):
             yield batch
-            if contest.over_budget(FAR_OVER):
-                say("this epoch is cut short: it takes far more than the budget")
+            if contest.cuts_epoch():
                 break
         contest.clock.stop()
         top_UK = contest.split.answer(VALIDATION, 10, scorer(model, contest.split, VALIDATION))

@@ -29,7 +29,6 @@ from benchmarks.arena.peers.contest_split import TEST, VALIDATION, Split
 
 PACKAGES = ("recbole", "torch", "numpy", "pandas", "scipy")
 NAME = "arena"
-FAR_OVER = 2.0  # an epoch of so many budgets is cut short: RecBole learns every prefix by itself
 
 
 def write_log(split: Split, folder: Path) -> None:
@@ -129,8 +128,7 @@ class Asker:
 def until_far_over(batches: Any, contest: Contest) -> Iterator[Any]:
     """Yield the batches of one epoch, fewer when it takes far more than the budget."""
     for batch in batches:
-        if contest.over_budget(FAR_OVER):
-            say("this epoch is cut short: it takes far more than the budget")
+        if contest.cuts_epoch():
             return
         yield batch
 
