@@ -29,6 +29,23 @@ from slipstream.files import read_json, write_json
 ROOT = Path(__file__).parents[2]
 AT = (10, 50, 200)
 LIST_LENGTH = max(AT)
+FIGURES = (
+    "epochs",
+    "best_epoch",
+    "seconds_to_best",
+    "seconds_per_epoch",
+    "peak_bytes",
+    "training_peak_bytes",
+    "recommend_ms_p50",
+    "recommend_ms_p99",
+)
+# What `slipstream train` sets for itself, in glibc's words: freed memory is kept, not returned and
+# mapped anew at each step. Everybody has it.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 20.0  # for a contender that was asked to end
 Say = Callable[[str], None]
@@ -66,6 +83,12 @@ class Cell:
             top_UK = np.load(self.directory / "top.npy", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise ContenderError(f"its answers cannot be read ({error})") from error
+        lacking = [name for name in FIGURES if name not in figures]
+        if lacking:
+            raise ContenderError(
+                f"its figures lack {', '.join(lacking)}; remove its cell and run the same command "
+                "again"
+            )
         split = Split(Path(self.job["split"]))
         check_lists(top_UK, split)
         lines = (self.directory / "progress.jsonl").read_text(encoding="utf-8").splitlines()
@@ -121,12 +144,12 @@ def run_cell(cell: Cell, python: Path, say: Say) -> None:
 
 
 def _variables(cell: Cell) -> dict[str, str]:
-    """Return the environment of a contender: its threads, the contract's sources, no GPU."""
+    """Return the environment of a contender: threads, allocator, the contract's sources, no GPU."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     sources = [*([str(ROOT / "src")] if cell.contender.own else []), str(ROOT)]
     threads = dict.fromkeys(THREAD_VARIABLES, str(cell.job["threads"]))
     fixed = {"PYTHONPATH": os.pathsep.join(sources), "CUDA_VISIBLE_DEVICES": ""}
-    return {**kept, **threads, **fixed}
+    return {**kept, **threads, **ALLOCATOR, **fixed}
 
 
 def _watch(process: subprocess.Popen[bytes], cell: Cell, say: Say) -> None:

@@ -8,20 +8,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from benchmarks.arena.cells import FIGURES
 from benchmarks.arena.contest import Entry, Sample
 
 Row = dict[str, Any]
 Claims = dict[str, float]
 QUALITY = "NDCG@10"
-MEANS = (
-    "epochs",
-    "best_epoch",
-    "seconds_to_best",
-    "seconds_per_epoch",
-    "peak_bytes",
-    "recommend_ms_p50",
-    "recommend_ms_p99",
-)
 FIRSTS = {  # what one can be first in; a compiled model of a peer counts as the peer
     "time": ("seconds_to_quality",),
     "memory": ("peak_bytes",),
@@ -79,7 +71,7 @@ def _row(entry: Entry, bar: float | None) -> Row:
         row[name] = statistics.fmean(values)
         row[f"sd {name}"] = statistics.stdev(values) if len(values) > 1 else 0.0
     row[f"validation {QUALITY}"] = _mean(samples, best_of)
-    for name in MEANS:
+    for name in FIGURES:
         row[name] = _mean(samples, itemgetter(name))
     compiled = samples[0].get("compiled") or {}
     for name in ("recommend_ms_p50", "recommend_ms_p99"):

@@ -70,6 +70,12 @@ ENDLESS = """
     time.sleep(600)
 """
 EMPTY = "print('nothing to do')"
+TELLS = """
+    import json, os, sys
+    from pathlib import Path
+
+    Path(sys.argv[1]).with_name("variables.json").write_text(json.dumps(dict(os.environ)))
+"""
 
 
 def fake(folder: Path, name: str, source: str, **settings) -> Contender:
@@ -203,7 +209,8 @@ def test_a_contender_is_run_measured_and_kept(made_up, tmp_path):
     entries, said = contest(plan)
     (sample,) = entries[0].samples
     assert entries[0].failure is None and sample["epochs"] == 3 and sample["stopped"] == "epochs"
-    assert sample["peak_bytes"] > 1 << 20 and len(sample["curve"]) == 3
+    assert sample["peak_bytes"] >= sample["training_peak_bytes"] > 1 << 20
+    assert len(sample["curve"]) == 3
     assert set(sample["test"]) == {f"{name}@{k}" for name in ("HR", "NDCG") for k in (10, 50, 200)}
     place = tmp_path / "work" / "cells" / "made-up" / "popular" / "seed1"
     split = Split(Path(json.loads((place / "job.json").read_text())["split"]))
@@ -211,10 +218,15 @@ def test_a_contender_is_run_measured_and_kept(made_up, tmp_path):
     assert sample["test"] == list_metrics(top_UK, split.test_U, (10, 50, 200))
     assert any("starts" in line for line in said)
 
+    figures = json.loads((place / "figures.json").read_text())
     process = (place / "pid").read_text()
     again, said = contest(plan)
     assert again[0].samples == entries[0].samples and said[-1].endswith("kept")
     assert (place / "pid").read_text() == process
+    (place / "figures.json").write_text(json.dumps({**figures, "epochs": 7}))
+    assert contest(plan)[0][0].samples[0]["epochs"] == 7
+    (place / "figures.json").write_text(json.dumps({"epochs": 7}))
+    assert "its figures lack best_epoch" in contest(plan)[0][0].failure
     contest(replace(plan, minutes=5.0))  # another job, so the cell is run again
     assert (place / "pid").read_text() != process
 
@@ -237,6 +249,15 @@ def test_a_contender_without_answers_is_told(made_up, tmp_path):
     cell = cell_for(made_up, tmp_path, fake(tmp_path, "empty", EMPTY))
     with pytest.raises(ContenderError, match="ended without answers"):
         run_cell(cell, environments.python_of(OWN, tmp_path, print), print)
+
+
+def test_every_contender_has_the_same_threads_and_allocator(made_up, tmp_path):
+    cell = cell_for(made_up, tmp_path, fake(tmp_path, "tells", TELLS))
+    with pytest.raises(ContenderError):
+        run_cell(cell, environments.python_of(OWN, tmp_path, print), print)
+    variables = json.loads((cell.directory / "variables.json").read_text())
+    assert cells.ALLOCATOR.items() <= variables.items()
+    assert variables["OMP_NUM_THREADS"] == "1" and variables["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_a_contender_is_ended_after_its_limit(made_up, tmp_path):
@@ -337,6 +358,7 @@ def entry_of(name: str, curve: list[tuple[float, float]], ndcg: float, gigabytes
         "seconds_to_best": curve[-1][0],
         "seconds_per_epoch": curve[0][0],
         "peak_bytes": gigabytes * 1e9,
+        "training_peak_bytes": gigabytes * 1e9,
         "recommend_ms_p50": 1.0,
         "recommend_ms_p99": gigabytes,
     }

@@ -161,6 +161,7 @@ class Contest:
         self.best: dict[str, float] = {}
         self.stopped = "epochs"
         self.cut_short = False  # whether the last epoch was not finished
+        self.training_peak_bytes = 0  # at the last judgement: training and validation
         self._marks = [(0, 0.0)]  # epochs done and training seconds at every judgement
 
     @property
@@ -187,6 +188,7 @@ class Contest:
     def record(self, epoch: int, validation: dict[str, float], is_best: bool) -> None:
         """Write down an epoch's validation figures, and that it is the best one."""
         self._marks.append((epoch, self.clock.seconds))
+        self.training_peak_bytes = peak_bytes()
         self.progress.add(epoch, self.clock.seconds, validation)
         if is_best:
             self.best, self.best_epoch = validation, epoch
@@ -219,6 +221,7 @@ class Contest:
             "seconds_to_best": self.seconds_to_best,
             "seconds_per_epoch": float(np.median(steps[:, 1] / steps[:, 0])),
             "peak_bytes": peak_bytes(),
+            "training_peak_bytes": self.training_peak_bytes,
             "recommend_ms_p50": None,
             "recommend_ms_p99": None,
             "versions": versions(packages),
