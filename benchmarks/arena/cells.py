@@ -40,7 +40,7 @@ FIGURES = (
     "recommend_ms_p99",
 )
 # What `slipstream train` sets for itself, in glibc's words: freed memory is kept, not returned and
-# mapped anew at each step. Everybody has it.
+# mapped anew at each step. A contender that keeps memory has it.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
@@ -149,7 +149,8 @@ def _variables(cell: Cell) -> dict[str, str]:
     sources = [*([str(ROOT / "src")] if cell.contender.own else []), str(ROOT)]
     threads = dict.fromkeys(THREAD_VARIABLES, str(cell.job["threads"]))
     fixed = {"PYTHONPATH": os.pathsep.join(sources), "CUDA_VISIBLE_DEVICES": ""}
-    return {**kept, **threads, **ALLOCATOR, **fixed}
+    allocator = ALLOCATOR if cell.contender.keeps_memory else {}
+    return {**kept, **threads, **allocator, **fixed}
 
 
 def _watch(process: subprocess.Popen[bytes], cell: Cell, say: Say) -> None:

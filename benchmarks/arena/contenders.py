@@ -21,7 +21,8 @@ class Contender:
     """A model of a system with its settings.
 
     `short` are the settings that differ on short histories, `quick` those of a first look.
-    `only_timed`: it differs from another one by times alone.
+    `only_timed`: it differs from another one by times alone. `only_on`: the data sets it runs on,
+    where not all. `keeps_memory`: it has the allocator's setting of everybody.
     """
 
     name: str
@@ -34,11 +35,17 @@ class Contender:
     request_time: bool = False
     only_timed: bool = False
     needs_checkout: bool = False
+    only_on: tuple[str, ...] = ()
+    keeps_memory: bool = True
 
     @property
     def own(self) -> bool:
         """Whether it is one of Slipstream's."""
         return self.environment == OWN
+
+    def runs_on(self, data: DataSet, *, timed: bool) -> bool:
+        """Whether it takes part on a data set."""
+        return (timed or not self.only_timed) and (not self.only_on or data.name in self.only_on)
 
     def settings_on(self, data: DataSet, *, quick: bool = False) -> Settings:
         """Return the settings on a data set."""
@@ -95,6 +102,14 @@ def _slipstream(name: str, recipe: str, *overrides: str, **more: Any) -> Contend
 
 CONTENDERS: tuple[Contender, ...] = (
     _rectools("rectools-hstu", "hstu", _RECTOOLS_HSTU, request_time=True),
+    _rectools(
+        "rectools-hstu-malloc",
+        "hstu",
+        _RECTOOLS_HSTU,
+        request_time=True,
+        only_on=("ml-1m",),
+        keeps_memory=False,
+    ),
     _rectools(
         "rectools-hstu-large",
         "hstu",

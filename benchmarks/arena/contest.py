@@ -75,7 +75,7 @@ def run_contest(plan: Plan, say: Say, finished: Callable[[list[Entry]], None]) -
         store = stores[data.name]
         split = split_of(store, plan.work / "data" / data.name)
         for contender in plan.contenders:
-            if contender.only_timed and not store.timed:
+            if not contender.runs_on(data, timed=store.timed):
                 continue
             cells = [
                 make_cell(plan, data, store, split, contender, seed)
@@ -109,6 +109,7 @@ def make_cell(
         "minutes": plan.minutes,
         "k": LIST_LENGTH,
         "request_time": contender.request_time,
+        "keeps_memory": contender.keeps_memory,
         "requirements": requirements_of(contender),
     }
     limit = plan.minutes * 60.0 * 4 + SPARE_SECONDS

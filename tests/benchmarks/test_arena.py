@@ -257,6 +257,13 @@ def test_every_contender_has_the_same_threads_and_allocator(made_up, tmp_path):
         run_cell(cell, environments.python_of(OWN, tmp_path, print), print)
     variables = json.loads((cell.directory / "variables.json").read_text())
     assert cells.ALLOCATOR.items() <= variables.items()
+    plain = replace(cell, contender=replace(cell.contender, keeps_memory=False))
+    with pytest.raises(ContenderError):
+        run_cell(plain, environments.python_of(OWN, tmp_path, print), print)
+    assert (
+        not cells.ALLOCATOR.keys()
+        & json.loads((cell.directory / "variables.json").read_text()).keys()
+    )
     assert variables["OMP_NUM_THREADS"] == "1" and variables["CUDA_VISIBLE_DEVICES"] == ""
 
 
@@ -375,6 +382,8 @@ def test_claims_compare_time_and_memory_with_rectools():
     claims = make_claims(make_rows(entries))
     assert claims["time_vs_rectools_ml1m"] == pytest.approx(4.0 / 200.0)
     assert claims["memory_vs_rectools_ml1m"] == pytest.approx(0.25)
+    frugal = entry_of("rectools-hstu-malloc", [(300.0, 0.10)], 0.10, 1.0)
+    assert make_claims(make_rows([*entries, frugal]))["memory_vs_rectools_ml1m"] == 0.5
     assert claims["ndcg_ml1m"] == 0.16 and claims["ndcg_ml1m_best_peer"] == 0.17
     assert claims["ndcg10_ml1m"] == 0.20 and claims["ndcg10_ml1m_no_time"] == 0.16
     assert claims["first_time_ml1m"] == claims["first_p99_ml1m"] == 1.0
@@ -428,6 +437,14 @@ def test_every_recipe_and_environment_of_a_contender_is_there():
         assert contender.own or contender.environment in environments.REQUIREMENTS
         if contender.own:
             assert (RECIPES / f"{contender.settings['recipe']}.yaml").is_file()
+
+
+def test_a_contender_takes_part_where_it_differs_from_the_others():
+    by_name = {each.name: each for each in CONTENDERS}
+    assert by_name["rectools-hstu-no-time"].runs_on(DATA_SETS["ml-1m"], timed=True)
+    assert not by_name["rectools-hstu-no-time"].runs_on(DATA_SETS["games"], timed=False)
+    assert by_name["rectools-hstu-malloc"].runs_on(DATA_SETS["ml-1m"], timed=True)
+    assert not by_name["rectools-hstu-malloc"].runs_on(DATA_SETS["ml-100k"], timed=True)
 
 
 def test_short_histories_and_first_looks_have_settings_of_their_own():
