@@ -53,10 +53,3 @@ def write_split(store: SequenceStore, path: Path) -> Path:
     with atomic_file(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     return path
-
-
-def read_test_targets(path: Path) -> np.ndarray:
-    """Return the item that the test asks each user for, -1 where none is."""
-    with np.load(path, allow_pickle=False) as arrays:
-        targets_U: np.ndarray = arrays["test_U"]
-        return targets_U

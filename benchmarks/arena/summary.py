@@ -109,6 +109,7 @@ def _data_claims(name: str, rows: Sequence[Row]) -> Claims:
             claims |= {f"ndcg_{name}": row[QUALITY], f"sd_ndcg_{name}": row[f"sd {QUALITY}"]}
     if peers:
         claims[f"ndcg_{name}_best_peer"] = max(peers)
+    if peers and len(peers) < len(rows):
         for claim, columns in FIRSTS.items():
             known = [
                 (row[column], row["own"])
