@@ -64,7 +64,6 @@ FAILS = "raise RuntimeError('the data set is too odd for this library')"
 ENDLESS = """
     import os, sys, time
     from pathlib import Path
-
     Path(sys.argv[1]).with_name("pid").write_text(str(os.getpid()))
     line = '{"epoch": 1, "training_seconds": 1.0, "validation": {"NDCG@10": 0.5}}'
     Path(sys.argv[1]).with_name("progress.jsonl").write_text(line + chr(10))
@@ -74,7 +73,6 @@ EMPTY = "print('nothing to do')"
 TELLS = """
     import json, os, sys
     from pathlib import Path
-
     Path(sys.argv[1]).with_name("variables.json").write_text(json.dumps(dict(os.environ)))
 """
 
