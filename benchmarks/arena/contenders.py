@@ -206,12 +206,12 @@ QUICK = ("rectools-hstu", "rectools-sasrec", "slipstream-hstu", "slipstream-defa
 def choose_contenders(
     names: Sequence[str] | None, *, checkout: Path | None = None, quick: bool = False
 ) -> list[Contender]:
-    """Return the contenders of these names, or all that can take part.
+    """Return the contenders of these names, or all that can take part, in the order of the list.
 
     A name may be the beginning of several, up to a hyphen: `rectools` means all of RecTools.
     """
     chosen = names or (QUICK if quick else [each.name for each in CONTENDERS])
-    found: dict[str, Contender] = {}
+    found: set[str] = set()
     for name in chosen:
         mine = [c for c in CONTENDERS if c.name == name] or [
             c for c in CONTENDERS if c.name.startswith(f"{name}-")
@@ -222,8 +222,9 @@ def choose_contenders(
                 f"there is no contender '{name}'{did_you_mean(name, known)}; the contenders are "
                 f"{', '.join(known)}"
             )
-        found |= {each.name: each for each in mine}
-    return [_with_checkout(c, checkout) for c in found.values() if _takes_part(c, checkout, names)]
+        found |= {each.name for each in mine}
+    ordered = [each for each in CONTENDERS if each.name in found]
+    return [_with_checkout(c, checkout) for c in ordered if _takes_part(c, checkout, names)]
 
 
 def _takes_part(contender: Contender, checkout: Path | None, names: Sequence[str] | None) -> bool:

@@ -5,7 +5,7 @@ Touch this when cells are planned in another order or when a job says something 
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Entry:
     contender: Contender
     samples: Sequence[Sample]
     failure: str | None = None
+    timed: bool = True  # whether the data has times
 
 
 def choose_data(names: Sequence[str] | None, *, quick: bool) -> list[DataSet]:
@@ -81,7 +82,8 @@ def run_contest(plan: Plan, say: Say, finished: Callable[[list[Entry]], None]) -
                 make_cell(plan, data, store, split, contender, seed)
                 for seed in range(1, 1 + (plan.seeds if contender.own else 1))
             ]
-            entries.append(run_entry(plan, data, contender, cells, say))
+            entry = run_entry(plan, data, contender, cells, say)
+            entries.append(replace(entry, timed=store.timed))
             finished(entries)
     return entries
 

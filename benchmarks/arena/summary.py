@@ -61,7 +61,7 @@ def _row(entry: Entry, bar: float | None) -> Row:
         "variant": entry.contender.name,
         "data": entry.data.name,
         "own": entry.contender.own,
-        "request_time": entry.contender.request_time,
+        "request_time": entry.contender.request_time and entry.timed,
         "failure": entry.failure,
     }
     samples = list(entry.samples)

@@ -377,6 +377,7 @@ def test_claims_compare_time_and_memory_with_rectools():
     assert claims["ndcg_ml1m"] == 0.16 and claims["ndcg_ml1m_best_peer"] == 0.17
     assert claims["ndcg10_ml1m"] == 0.20 and claims["ndcg10_ml1m_no_time"] == 0.16
     assert claims["first_time_ml1m"] == claims["first_p99_ml1m"] == 1.0
+    assert not make_rows([replace(entries[0], timed=False)])[0]["request_time"]
     rows = {row["variant"]: row for row in make_rows(entries)}
     assert rows["slipstream-default"]["seconds_to_quality"] is None
 
@@ -409,6 +410,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
 def test_names_choose_contenders_and_data():
     assert {each.environment for each in choose_contenders(["rectools"])} == {"rectools"}
     assert [each.name for each in choose_contenders(["slipstream-hstu"])] == ["slipstream-hstu"]
+    two = choose_contenders(["slipstream-default", "cornac"])  # in the order of the list
+    assert [each.name for each in two] == ["cornac-sasrec", "slipstream-default"]
     assert "research-hstu" not in {each.name for each in choose_contenders(None)}
     (research,) = choose_contenders(["research-hstu"], checkout=Path("clone"))
     assert research.settings["checkout"].endswith("clone")
