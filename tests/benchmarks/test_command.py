@@ -18,7 +18,7 @@ MEASUREMENTS = (
     *("simulate", "startup", "tables"),
 )
 FOLDER = Path(command.__file__).parent
-STUDIES = ("negative_quality", "reproduce", "staleness")
+STUDIES = ("arena", "negative_quality", "reproduce", "staleness")
 
 
 @pytest.fixture
