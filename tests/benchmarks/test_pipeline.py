@@ -13,6 +13,7 @@ from benchmarks.pipeline import bench as pipeline
 from benchmarks.pipeline import clusters as pipeline_clusters
 from benchmarks.pipeline import link as pipeline_link
 from benchmarks.pipeline import rank as pipeline_rank
+from benchmarks.pipeline import tiers
 from benchmarks.pipeline.device import EmulatedRecommender
 from benchmarks.pipeline.figures import (
     CORES,
@@ -215,7 +216,7 @@ def test_an_emulated_device_sleeps_and_leaves_gradients():
 
 def test_a_tier_waits_by_rate_or_once_by_latency(tmp_path, monkeypatch):
     waits: list[float] = []
-    monkeypatch.setattr("benchmarks.pipeline.tiers.time.sleep", waits.append)
+    monkeypatch.setattr(tiers.time, "sleep", waits.append)
     keys_U = torch.arange(40)
     slow = SlowDiskTable(
         "item", 40, 4, RowwiseAdagrad(), tmp_path, latency=3.0, cache_bytes=1 << 14
