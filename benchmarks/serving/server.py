@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.served import ServedProcess, served_process
 from benchmarks.serving.users import Population
 
+ROLES = ("generator", "router", "instances", "others", "stolen")  # who may use the cores
 IDLE_SECONDS = 20.0  # longest wait for a start to be over
 
 
@@ -104,7 +105,10 @@ def wait_until_idle(server: ServedProcess) -> None:
 
 
 class CoreShares:
-    """The processor time of generator, router, instances and others between two moments."""
+    """The processor time of generator, router, instances and others between two moments.
+
+    `stolen` is what a hypervisor gave to other machines; it counts among the others, too.
+    """
 
     def __init__(self, server: ServedProcess) -> None:
         self._server = server
@@ -115,7 +119,7 @@ class CoreShares:
         wall = (time.monotonic() - self._begin) * (os.cpu_count() or 1)
         after = self._seconds()
         spent = {role: max(0.0, after[role] - self._before.get(role, 0.0)) for role in after}
-        ours = sum(seconds for role, seconds in spent.items() if role != "machine")
+        ours = sum(spent[role] for role in ("generator", "router", "instances"))
         spent["others"] = max(0.0, spent.pop("machine") - ours)
         return {role: seconds / wall for role, seconds in spent.items()}
 
@@ -124,7 +128,7 @@ class CoreShares:
         columns = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         busy = sum(columns) - columns[3] - columns[4]  # without idle and waiting for disks
         found = {"generator": sum(os.times()[:2]), "router": 0.0, "instances": 0.0}
-        found["machine"] = busy / tick
+        found["machine"], found["stolen"] = busy / tick, columns[7] / tick
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError):
                 fields = stat.read_text().rsplit(")", 1)[1].split()

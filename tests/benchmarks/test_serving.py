@@ -11,7 +11,7 @@ from benchmarks.serving.ideal_queue import inline_rate, relay_rate
 from benchmarks.serving.load import Outcome, open_loop
 from benchmarks.serving.runs import Journal, RunPlan, outcome_row, served_history
 from benchmarks.serving.search import LOWEST_LEVEL, LengthSearch, largest_held, level_of, rate_of
-from benchmarks.serving.server import RELAY
+from benchmarks.serving.server import RELAY, ROLES
 from benchmarks.serving.trace import (
     Log,
     cut_sessions,
@@ -89,7 +89,7 @@ def test_misses_count_for_the_percentile():
     outcome.latencies[0] = 0.09
     assert not outcome.holds
     assert not Outcome(10.0, 0.08, latencies=[0.01], cut_short=True).holds
-    row = outcome_row(outcome, {}, dict.fromkeys(("generator", "router", "instances", "others"), 0))
+    row = outcome_row(outcome, {}, dict.fromkeys(ROLES, 0))
     assert row["misses"] == 2 and row["p99_ms"] == pytest.approx(90.0)
     json.dumps(row, allow_nan=False)
 
