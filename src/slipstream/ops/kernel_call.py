@@ -70,7 +70,7 @@ def kernel(name: str) -> Callable[..., int]:
     return call
 
 
-class _NoContext:
+class NoContext:
     """The context of a forward pass that no backward pass follows."""
 
     def save_for_backward(self, *_: object) -> None:
@@ -89,7 +89,7 @@ def differentiable(function: type[torch.autograd.Function]) -> Callable[..., tor
     def call(*arguments: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
             return apply(function, *arguments)
-        result: torch.Tensor = function.forward(_NoContext(), *arguments)
+        result: torch.Tensor = function.forward(NoContext(), *arguments)
         return result
 
     return call

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from slipstream.ops.kernel_call import kernel
+from slipstream.ops.kernel_call import NoContext, kernel
 
 MOST_DEPTH, MOST_WIDTH = 256, 1024  # of a weight [width, depth] that this is faster for
 
@@ -76,10 +76,6 @@ class _Linear(torch.autograd.Function):
         return d_x_TD, d_weight_FD, d_bias_F, None, None, None
 
 
-class _NoContext:
-    """The context of a forward pass that no backward pass follows."""
-
-
 def linear(
     x_TD: torch.Tensor,
     weight_FD: torch.Tensor,
@@ -92,4 +88,4 @@ def linear(
     if torch.is_grad_enabled():
         found: tuple[torch.Tensor, ...] = _Linear.apply(x_TD, weight_FD, bias_F, widths, silu, True)  # type: ignore[no-untyped-call]
         return found
-    return _Linear.forward(_NoContext(), x_TD, weight_FD, bias_F, widths, silu, False)
+    return _Linear.forward(NoContext(), x_TD, weight_FD, bias_F, widths, silu, False)
