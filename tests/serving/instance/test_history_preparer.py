@@ -14,7 +14,7 @@ ONE_PASS = CostModel(np.array([1e-2, 2e-6, 1e-9, 1e-8]), 1e-10)  # a call costs 
 
 
 def test_a_ranking_in_line_keeps_its_prefix_without_a_second_pass(tmp_path):
-    plain, served = instance(tmp_path, ONE_PASS, host_path=tmp_path / "shelf")
+    plain, served = instance(tmp_path, ONE_PASS)  # no host tier, whose copies are steps too
     whole, items = history(300), candidates(30)
     expected = plain.rank(None, whole, items)
 
@@ -33,9 +33,21 @@ def test_a_ranking_in_line_keeps_its_prefix_without_a_second_pass(tmp_path):
     assert [first.hit, again.hit, longer.hit] == ["inline", "device", "device"]
     assert largest_difference(first.scores, expected) == 0
     assert largest_difference(again.scores, expected) == 0
-    assert served.prefixes.inflight.computed == 1 and served.counts["demoted"] == 1
+    assert served.prefixes.inflight.computed == 1
     assert all(slot.holders == 0 for slot in served.prefixes.cache.slots())
     assert served.backlog == 0
+    served.close()
+
+
+def test_a_prefix_kept_by_a_ranking_is_copied_to_the_host(tmp_path):
+    _, served = instance(tmp_path, ONE_PASS, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        await served.rank("u", history(300), candidates(30), deadline=soon())
+        await settle(served)
+
+    run(scenario())
+    assert served.prefixes.inflight.computed == 1 and served.counts["demoted"] == 1
     served.close()
 
 
