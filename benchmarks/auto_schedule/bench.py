@@ -36,7 +36,7 @@ VARIANTS = {
     "nested 8": ("nested", 8),
 }
 READ_SHARE, LINK_SHARE = 0.7, 0.4  # of a free step: what limited reads and messages take
-REPEATS = 5
+REPEATS = 3
 LOSS_TOLERANCE = 1e-4  # of the mean loss over the first steps, between runs of one setting
 Sample = dict[str, Any]
 
