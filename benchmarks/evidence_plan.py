@@ -92,6 +92,7 @@ BENCHMARKS = (
         45,
         *higher("x_over_padded_ml1m", "negative_memory_saved"),
     ),
+    comparison("before_after", 8, *higher("ml_1m_hstu_step_1_speedup", "full_softmax_1_speedup")),
     comparison(
         "tables",
         8,
@@ -114,7 +115,7 @@ BENCHMARKS = (
     comparison("balance", 15, *lower("imbalance_flops")),
     comparison("disk_table", 5, file=True),
     comparison("pipeline", 45, *exactly("lower", "max_diff_same_cut", "max_diff_uncut")),
-    comparison("auto_schedule", 150),
+    comparison("auto_schedule", 50),
     comparison("checkpoint", 10, file=True),
     comparison("full_recipes", 75, file=True),
     comparison("large_catalogue", 40, file=True),
@@ -125,5 +126,5 @@ BENCHMARKS = (
     comparison("attack", 8),
     comparison("chaos", 20),
     comparison("simulate", 5),
-    comparison("serving", 240),
+    comparison("serving", 110),
 )

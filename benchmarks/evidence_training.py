@@ -132,6 +132,46 @@ README_CLAIMS = (
 )
 
 TRAINING_TABLES: dict[str, EvidenceTable] = {
+    "auto-schedule": RowTable(
+        "auto_schedule",
+        (
+            Column("setting: variant", "variant"),
+            Column("step, ms", "step_ms", ".1f"),
+            Column("spread %", "spread", ".0f", 100),
+            Column("plain loop / it", "vs_plain", ".3f"),
+            Column("chose at the end", "chosen"),
+        ),
+    ),
+    "auto-schedule-claims": ClaimTable(
+        (
+            at_least(
+                0.98,
+                "`auto` against the plain loop, the worst of six settings",
+                "auto_schedule",
+                "worst_vs_plain",
+                ".3f",
+                1,
+                "x",
+            ),
+            at_least(
+                0.95,
+                "`auto` against the best schedule set by hand, the worst of six",
+                "auto_schedule",
+                "worst_vs_best",
+                ".3f",
+                1,
+                "x",
+            ),
+            Claim(
+                "what two equal runs differ by, the most",
+                "auto_schedule",
+                "equal_runs_differ_by",
+                ".1f",
+                100,
+                " %",
+            ),
+        )
+    ),
     "balance-claims": ClaimTable(
         (
             at_most(
@@ -150,6 +190,18 @@ TRAINING_TABLES: dict[str, EvidenceTable] = {
                 " %",
             ),
         )
+    ),
+    "before-after": RowTable(
+        "before_after",
+        (
+            Column("", "variant"),
+            Column("before, ms", "before_ms", ".1f"),
+            Column("now, ms", "after_ms", ".1f"),
+            Column("spread %", "spread", ".0f", 100),
+            Column("speedup", "speedup", ".2f"),
+            Column("`mfu` now", "mfu", ".2f"),
+            Column("largest difference", "difference", ".1g"),
+        ),
     ),
     "disk-table-claims": ClaimTable(
         (
