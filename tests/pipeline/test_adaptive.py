@@ -1,7 +1,10 @@
 """The choice of micro-batches and buffers from the times of a run's first steps."""
 
+import math
+
 from slipstream.pipeline import adaptive
 from slipstream.pipeline.schedule import make_schedule
+from slipstream.pipeline.trace import Interval
 
 
 def probe(micro_batches, step, compute, exchange, table=0.01, longest=0.01):
@@ -94,6 +97,26 @@ def test_a_search_keeps_the_plain_loop_where_no_schedule_is_faster():
     equal = {"dual_buffer": lambda _: (1.0, 0.1), "nested": lambda _: (1.2, 0.1)}
     choice, tried = searched(machine(adaptive.Trial(1.0, 0.2), **equal))
     assert choice.schedule is None and tried[-2:] == [None, "dual_buffer"]
+
+
+def test_a_try_that_is_far_slower_ends_early_and_is_not_compared():
+    search = adaptive.search([make_schedule("dual_buffer"), make_schedule("nested")])
+    assert next(search).give_up == math.inf  # the plain loop: nothing to compare with yet
+    limits = [search.send(adaptive.Trial(2.0, 0.4)).give_up]
+    limits.append(search.send(adaptive.Trial(1.0, 0.1, probe(1, 1.0, 0.6, 0.4))).give_up)
+    assert limits == [3.0, 3.0]
+    # Given up after one step: its probe, faster by a mistake, counts for nothing.
+    search.send(adaptive.Trial(3.5, 0.1, probe(8, 0.1, 0.05, 0.05)))
+    compared = search.send(adaptive.Trial(2.0, 0.4))
+    assert compared.schedule == make_schedule("dual_buffer") and compared.give_up == math.inf
+
+
+def test_a_single_step_is_measured_from_the_end_of_the_one_before():
+    intervals = [
+        Interval("compute", "update", step, 0, float(step), float(step), step + 0.5, False)
+        for step in range(adaptive.WARM_UP - 1, adaptive.WARM_UP + 1)
+    ]
+    assert adaptive.probe(intervals, 8).step == 1.0
 
 
 def test_a_search_does_not_cut_steps_that_exchange_nothing():

@@ -1,5 +1,6 @@
 """`train.schedule=auto`: the plain loop's training, whatever is tried, chosen or resumed."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -85,6 +86,23 @@ def interrupt(monkeypatch, *steps):
         return real(recipe, made, loader, progress, hooks, ranks)
 
     monkeypatch.setattr("slipstream.training.run.run_loop", stopped)
+
+
+def test_a_hopeless_try_ends_after_its_first_measured_step(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
+
+    def search(candidates):
+        trial = yield adaptive.Attempt(None, 2)
+        yield adaptive.Attempt(CUT, 20, give_up=0.0)
+        yield adaptive.Attempt(CUT, 6, give_up=1e9 * trial.seconds)
+        return adaptive.Choice(None, "schedule: as the test says")
+
+    monkeypatch.setattr(adaptive, "search", search)
+    train(on_disk(tmp_path, "auto", evaluate_every=0), store, tmp_path / "auto", quiet=True)
+    begins = [phase["step"] for phase in run_of(tmp_path / "auto")["schedule"]["phases"]]
+    taken = [after - before for before, after in itertools.pairwise(begins)]
+    assert taken[1] == adaptive.WARM_UP + 1
+    assert taken[2] >= adaptive.WARM_UP + 6
 
 
 def test_negatives_in_segments_follow_every_change_of_schedule(store, tmp_path, script):

@@ -9,6 +9,7 @@ measured, nothing is cut: there was nothing to hide. More buffers than one are f
 retrieval fits into a step on average, but not always. Touch this to choose by another rule.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ _WORTH_IT = 0.98  # a cut must make a step this much shorter, as measured
 SHORT, LONG = 4, 16  # steps measured of a first try, and of the last comparison
 WORTH_TRYING = 0.05  # share of lookups and exchange from which a schedule is tried
 _CLOSE = 1.02  # a schedule this much slower in a short try may still win the long comparison
+_HOPELESS = 1.5  # a try whose first measured step is this much slower ends there
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,10 @@ def probe(intervals: list[Interval], micro_batches: int) -> Probe:
         group: sum(one[group] for one in taken.values()) / max(len(steps), 1)
         for group in ("compute", "exchange", "reduce", "table")
     }
-    step_seconds = (ends[steps[-1]] - ends[steps[0]]) / (len(steps) - 1) if len(steps) > 1 else 0.0
+    if len(steps) == 1:  # a try that was given up: from the end of the step before
+        before = (each.end for each in intervals if each.stage == "update")
+        ends[steps[0] - 1] = min(before)
+    step_seconds = (max(ends.values()) - min(ends.values())) / max(len(ends) - 1, 1) if ends else 0.0
     longest = max((one["table"] for one in taken.values()), default=0.0)
     return Probe(
         micro_batches,
@@ -137,10 +142,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The next thing to try: a schedule (None: the plain loop) for so many measured steps."""
+    """The next thing to try: a schedule (None: the plain loop) for so many measured steps.
+
+    It ends after the first of them where that took more than `give_up` for a unit of work.
+    """
 
     schedule: Schedule | None
     steps: int
+    give_up: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -156,8 +165,9 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
 
     `candidates` are one schedule that does not cut batches, one that does, or both. Where the plain
     loop has little to hide, nothing else is tried; where a step that is not cut exchanges little,
-    as on one rank, a cut one is not tried, because a cut hides nothing else. A schedule is chosen
-    only when it was faster in a longer comparison with the plain loop.
+    as on one rank, a cut one is not tried, because a cut hides nothing else. A try that is far
+    slower than the plain loop ends early. A schedule is chosen only when it was faster in a longer
+    comparison with the plain loop.
     """
     plain = yield Attempt(None, SHORT)
     if plain.waits < WORTH_TRYING:
@@ -167,11 +177,12 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
     for schedule in candidates:
         if schedule.cuts_batches and trials and not _exchanges(trials[-1][1]):
             continue
-        trials.append((schedule, (yield Attempt(schedule, SHORT))))
+        give_up = _HOPELESS * plain.seconds
+        trials.append((schedule, (yield Attempt(schedule, SHORT, give_up))))
     tried, trial = min(trials, key=lambda each: each[1].seconds)
     if trial.seconds > _CLOSE * plain.seconds:
         return Choice(None, _slower(plain, tried, trial))
-    best = _with_best_numbers(trials)
+    best = _with_best_numbers([each for each in trials if each[1].seconds <= give_up])
     plain = yield Attempt(None, LONG)
     trial = yield Attempt(best, LONG)
     if trial.seconds > _WORTH_IT * plain.seconds:

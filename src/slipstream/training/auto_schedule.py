@@ -8,6 +8,7 @@ rounding. Touch this to measure something else; what is tried and chosen is `pip
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -139,7 +140,7 @@ class AutoSteps:
         self._phases = [Phase(**phase) for phase in recorder.schedule.get("phases", ())]
         self._recorded = deque(self._phases)
         self._search: Generator[Attempt, Trial, Choice] | None = None
-        self._wanted = 0  # measured steps of the running try
+        self._attempt = Attempt(None, 0)  # the running try
         self._baseline: Trial | None = None
         self._check_at, self._interval = FIRST_CHECK, FIRST_CHECK
         self._since: float | None = None  # the end of the step before, if nothing came between
@@ -187,7 +188,7 @@ class AutoSteps:
             if not self._search_is_due(step):
                 return
             self._search, trial = adaptive.search(self._candidates), None
-        elif len(self._measured) < self._wanted:
+        elif len(self._measured) < self._attempt.steps and not self._hopeless():
             return
         else:
             trial = self._trial()
@@ -199,8 +200,14 @@ class AutoSteps:
             self._recorder.line.print(choice.why)
             self._begin(Phase.begin(step, choice.schedule, chosen=True))
             return
-        self._wanted = attempt.steps
+        self._attempt = attempt
         self._begin(Phase.begin(step, attempt.schedule, chosen=False))
+
+    def _hopeless(self) -> bool:
+        """Whether the first measured step of a try was so slow that it is over. Collective."""
+        if len(self._measured) != 1 or math.isinf(self._attempt.give_up):
+            return False
+        return self._trial().seconds > self._attempt.give_up
 
     def _replay(self, step: int) -> bool:
         """Follow an earlier session; False where it was interrupted before it had chosen."""
