@@ -1,8 +1,8 @@
 """`train.schedule=auto`, its tries included, against the plain loop and schedules set by hand.
 
 Six settings: tables in memory or on disk, one rank or two, a link and a disk that are free or
-limited. Variants take turns, fifty steps each; every sample is a whole run. Finished turns are kept
-in runs/auto_schedule-bench, so a stopped benchmark continues where it was. The protocol is
+limited. Variants take turns, a hundred steps each; every sample is a whole run. Finished turns are
+kept in runs/auto_schedule-bench, so a stopped benchmark continues where it was. The protocol is
 benchmarks/protocols/auto_schedule.md.
 """
 

@@ -40,7 +40,7 @@ class Job:
     schedule: str = "synchronous"
     micro_batches: int = 8
     steps: int = 400
-    steps_a_turn: int = 50
+    steps_a_turn: int = 100
     users: int = 16  # a step and rank
     length: int = 256
     dim: int = 64

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,26 @@ def interrupt(monkeypatch, *steps):
         return real(recipe, made, loader, progress, hooks, ranks)
 
     monkeypatch.setattr("slipstream.training.run.run_loop", stopped)
+
+
+def test_a_stalled_step_decides_nothing(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
+    found, real = {}, PlainSteps.next
+
+    def stalled(steps, step):
+        time.sleep(0.5 if step == stall_at else 0.0)
+        return real(steps, step)
+
+    def search(candidates):
+        found[stall_at] = (yield adaptive.Attempt(None, 16)).seconds
+        return adaptive.Choice(None, "schedule: as the test says")
+
+    monkeypatch.setattr(PlainSteps, "next", stalled)
+    monkeypatch.setattr(adaptive, "search", search)
+    for stall_at in (None, 9):
+        recipe = on_disk(tmp_path, f"{stall_at}", evaluate_every=0)
+        train(recipe, store, tmp_path / f"{stall_at}", quiet=True)
+    assert found[9] < 3 * found[None]  # with the stalled step it is ten times as much and more
 
 
 def test_a_hopeless_try_ends_after_its_first_measured_step(store, tmp_path, monkeypatch):

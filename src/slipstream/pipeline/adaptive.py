@@ -20,7 +20,7 @@ WARM_UP, PROBED = 2, 4  # steps before, and steps of, each probe
 PROBES = 2 * (WARM_UP + PROBED)  # steps before a choice is made
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 _WORTH_IT = 0.98  # a cut must make a step this much shorter, as measured
-SHORT, LONG = 4, 16  # steps measured of a first try, and of the last comparison
+SHORT, LONG = 4, 24  # steps measured of a first try, and of the last comparison
 WORTH_TRYING = 0.05  # share of lookups and exchange from which a schedule is tried
 _CLOSE = 1.02  # a schedule this much slower in a short try may still win the long comparison
 _HOPELESS = 1.5  # a try whose first measured step is this much slower ends there
@@ -68,11 +68,13 @@ def probe(intervals: list[Interval], micro_batches: int) -> Probe:
     if len(steps) == 1:  # a try that was given up: from the end of the step before
         before = (each.end for each in intervals if each.stage == "update")
         ends[steps[0] - 1] = min(before)
-    step_seconds = (max(ends.values()) - min(ends.values())) / max(len(ends) - 1, 1) if ends else 0.0
+    step_seconds = (
+        (max(ends.values()) - min(ends.values())) / max(len(ends) - 1, 1) if ends else 0.0
+    )
     longest = max((one["table"] for one in taken.values()), default=0.0)
     return Probe(
         micro_batches,
-        step_seconds,
+        seconds / max(len(ends) - 1, 1),
         mean["compute"],
         mean["exchange"],
         mean["reduce"],

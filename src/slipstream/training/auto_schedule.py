@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PLAIN = "synchronous"
 FEWEST_STEPS = 300  # shorter runs would lose more by trying than a schedule can win
 FIRST_CHECK = 64  # steps from a choice to the first look whether it still fits; then twice as many
+Measured = tuple[float, float, float]  # a step: seconds, predicted FLOPs, seconds of lookups
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,7 @@ class AutoSteps:
         self._check_at, self._interval = FIRST_CHECK, FIRST_CHECK
         self._since: float | None = None  # the end of the step before, if nothing came between
         self._steps_in_phase = 0
-        # (seconds, predicted FLOPs, seconds of lookups) of the newest steps
-        self._measured: deque[tuple[float, float, float]] = deque(maxlen=FIRST_CHECK)
+        self._measured: deque[Measured] = deque(maxlen=FIRST_CHECK)  # the newest steps
 
     def next(self, step: int) -> StepResult | None:
         self._change_if_due(step)
@@ -262,7 +262,8 @@ class AutoSteps:
 
     def _trial(self) -> Trial:
         """Return what the measured steps took, averaged over ranks. Collective."""
-        seconds, work, lookups = (sum(values) for values in zip(*self._measured, strict=True))
+        typical = _without_extremes(self._measured)
+        seconds, work, lookups = (sum(values) for values in zip(*typical, strict=True))
         if self._pipelined is None:
             means = self._mean([seconds, work, lookups])
             return Trial(means[0] / max(means[1], 1.0), means[2] / means[0])
@@ -279,3 +280,10 @@ class AutoSteps:
 
     def _mean(self, values: list[float]) -> list[float]:
         return [value / self._ranks.world for value in self._ranks.sum(values)]
+
+
+def _without_extremes(steps: Sequence[Measured]) -> list[Measured]:
+    """Leave out the slowest and fastest steps: a stall of the machine is no schedule's fault."""
+    ordered = sorted(steps, key=lambda each: each[0] / max(each[1], 1.0))
+    cut = max(1, len(ordered) // 8) if len(ordered) > 2 else 0
+    return ordered[cut : len(ordered) - cut]
