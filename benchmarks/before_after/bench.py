@@ -110,6 +110,7 @@ def built(commit: str, work: Path) -> Path:
         packing = ["git", "-C", str(ROOT), "archive", "--output", str(packed), commit]
         subprocess.run(packing, check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
+        packed.unlink(missing_ok=True)
         raise SlipstreamError(
             f"this tree has no commit {commit} to compare with; clone the repository with its "
             "whole history (git fetch --unshallow)"

@@ -68,9 +68,7 @@ def probe(intervals: list[Interval], micro_batches: int) -> Probe:
     if len(steps) == 1:  # a try that was given up: from the end of the step before
         before = (each.end for each in intervals if each.stage == "update")
         ends[steps[0] - 1] = min(before)
-    step_seconds = (
-        (max(ends.values()) - min(ends.values())) / max(len(ends) - 1, 1) if ends else 0.0
-    )
+    seconds = max(ends.values(), default=0.0) - min(ends.values(), default=0.0)
     longest = max((one["table"] for one in taken.values()), default=0.0)
     return Probe(
         micro_batches,
