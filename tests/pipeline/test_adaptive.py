@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from slipstream.pipeline import adaptive
 from slipstream.pipeline.schedule import make_schedule
 from slipstream.pipeline.trace import Interval
@@ -82,7 +84,7 @@ def test_a_search_chooses_what_is_faster_and_says_why():
             nested=lambda parts: (0.64, 0.03),
         )
     )
-    assert tried == [None, "dual_buffer", "nested", None, "nested"]
+    assert tried == [None, "dual_buffer", "nested", None, None, "nested"]  # in other parts
     assert choice.schedule is not None and choice.schedule.cuts_batches
     assert choice.why.startswith(f"schedule: nested with {choice.schedule.micro_batches} micro-")
     assert "are 38 % of a step, 3 % remain; a step takes 64 %" in choice.why
@@ -107,8 +109,23 @@ def test_a_try_that_is_far_slower_ends_early_and_is_not_compared():
     assert limits == [3.0, 3.0]
     # Given up after one step: its probe, faster by a mistake, counts for nothing.
     search.send(adaptive.Trial(3.5, 0.1, probe(8, 0.1, 0.05, 0.05)))
-    compared = search.send(adaptive.Trial(2.0, 0.4))
-    assert compared.schedule == make_schedule("dual_buffer") and compared.give_up == math.inf
+    with pytest.raises(StopIteration) as ended:
+        search.send(adaptive.Trial(2.0, 0.4))
+    assert ended.value.value.schedule == make_schedule("dual_buffer")
+
+
+@pytest.mark.parametrize(("plain_again", "long"), [(1.0, False), (0.7, True)])
+def test_what_is_far_faster_needs_no_long_comparison(plain_again, long):
+    seconds = iter((1.0, plain_again, plain_again))
+
+    def trial(schedule):
+        if schedule is None:
+            return adaptive.Trial(next(seconds), 0.5)
+        return adaptive.Trial(0.6, 0.1, probe(1, 0.6, 0.5, 0.1))
+
+    choice, tried = searched(trial, ("dual_buffer",))
+    assert tried == [None, "dual_buffer", None, *([None, "dual_buffer"] if long else [])]
+    assert choice.schedule == make_schedule("dual_buffer")
 
 
 def test_a_single_step_is_measured_from_the_end_of_the_one_before():
@@ -126,7 +143,7 @@ def test_a_search_does_not_cut_steps_that_exchange_nothing():
         return adaptive.Trial(0.7, 0.1, probe(1, 0.7, 0.6, 0.01, table=0.5, longest=0.9))
 
     choice, tried = searched(trial)
-    assert tried == [None, "dual_buffer", None, "dual_buffer"]
+    assert tried == [None, "dual_buffer", None, None, "dual_buffer"]  # with other buffers
     assert choice.schedule == make_schedule("dual_buffer", buffers_ahead=2)
 
 
@@ -135,7 +152,7 @@ def test_a_search_of_one_schedule_compares_that_one():
         trial = machine(adaptive.Trial(1.0, 0.2), **{name: lambda _: (0.9, 0.1)})
         choice, tried = searched(trial, (name,))
         assert choice.schedule is not None and choice.schedule.name == name
-        assert tried == [None, name, None, name]
+        assert tried == [None, name, None, None, name]
 
 
 def test_drift_is_another_time_or_another_share():

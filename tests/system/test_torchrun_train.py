@@ -213,6 +213,7 @@ def test_two_ranks_search_and_choose_alike(tmp_path):
 def search_together(rank, world, place):
     store, found, statuses = SequenceStore.open(Path(place) / "store"), {}, []
     auto_schedule.FEWEST_STEPS, adaptive.WORTH_TRYING = 1, 0.0
+    auto_schedule.FEWEST_TO_CUT = 1
     real, stops = loop.run_loop, iter((30,))
 
     def stopped_once(recipe, steps, loader, progress, hooks, ranks):

@@ -89,6 +89,23 @@ def interrupt(monkeypatch, *steps):
     monkeypatch.setattr("slipstream.training.run.run_loop", stopped)
 
 
+def test_a_short_run_tries_no_schedule_that_cuts_batches(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
+    given = []
+
+    def search(candidates):
+        given.append([schedule.name for schedule in candidates])
+        yield adaptive.Attempt(None, 1)
+        return adaptive.Choice(None, "schedule: as the test says")
+
+    monkeypatch.setattr(adaptive, "search", search)
+    for enough in (10_000, 1):
+        monkeypatch.setattr(auto_schedule, "FEWEST_TO_CUT", enough)
+        recipe = on_disk(tmp_path, f"{enough}", max_steps=12, evaluate_every=0)
+        train(recipe, store, tmp_path / f"{enough}", quiet=True)
+    assert given == [["dual_buffer"], ["dual_buffer", "nested"]]
+
+
 def test_a_stalled_step_decides_nothing(store, tmp_path, monkeypatch):
     monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
     found, real = {}, PlainSteps.next
@@ -139,6 +156,7 @@ def test_negatives_in_segments_follow_every_change_of_schedule(store, tmp_path, 
 
 def test_a_real_search_trains_what_the_plain_loop_trains(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(auto_schedule, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(auto_schedule, "FEWEST_TO_CUT", 1)
     monkeypatch.setattr(adaptive, "WORTH_TRYING", 0.0)  # small steps have little to hide
     for name, schedule in (("auto", "auto"), ("plain", "synchronous")):
         recipe = on_disk(tmp_path, name, schedule, epochs=40, checkpoint_every=50)

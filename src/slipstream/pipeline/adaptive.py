@@ -23,6 +23,7 @@ _WORTH_IT = 0.98  # a cut must make a step this much shorter, as measured
 SHORT, LONG = 4, 24  # steps measured of a first try, and of the last comparison
 WORTH_TRYING = 0.05  # share of lookups and exchange from which a schedule is tried
 _CLOSE = 1.02  # a schedule this much slower in a short try may still win the long comparison
+_CLEAR = 0.8  # a schedule this much faster in a short try needs no long comparison
 _HOPELESS = 1.5  # a try whose first measured step is this much slower ends there
 
 
@@ -166,8 +167,8 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
     `candidates` are one schedule that does not cut batches, one that does, or both. Where the plain
     loop has little to hide, nothing else is tried; where a step that is not cut exchanges little,
     as on one rank, a cut one is not tried, because a cut hides nothing else. A try that is far
-    slower than the plain loop ends early. A schedule is chosen only when it was faster in a longer
-    comparison with the plain loop.
+    slower than the plain loop ends early. A schedule is chosen only when it was far faster than the
+    plain loop before and after it, or faster in a longer comparison.
     """
     plain = yield Attempt(None, SHORT)
     if plain.waits < WORTH_TRYING:
@@ -183,8 +184,11 @@ def search(candidates: Sequence[Schedule]) -> Generator[Attempt, Trial, Choice]:
     if trial.seconds > _CLOSE * plain.seconds:
         return Choice(None, _slower(plain, tried, trial))
     best = _with_best_numbers([each for each in trials if each[1].seconds <= give_up])
-    plain = yield Attempt(None, LONG)
-    trial = yield Attempt(best, LONG)
+    again = yield Attempt(None, SHORT)
+    if best != tried or trial.seconds > _CLEAR * min(plain.seconds, again.seconds):
+        again = yield Attempt(None, LONG)
+        trial = yield Attempt(best, LONG)
+    plain = again
     if trial.seconds > _WORTH_IT * plain.seconds:
         return Choice(None, _slower(plain, best, trial))
     return Choice(

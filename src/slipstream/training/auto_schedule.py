@@ -9,6 +9,7 @@ rounding. Touch this to measure something else; what is tried and chosen is `pip
 
 import contextlib
 import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 PLAIN = "synchronous"
 FEWEST_STEPS = 300  # shorter runs would lose more by trying than a schedule can win
+FEWEST_TO_CUT = 1_000  # the same for schedules that cut batches, which can be several times slower
+STALLED = 4.0  # times the median step: nothing that a schedule does
 FIRST_CHECK = 64  # steps from a choice to the first look whether it still fits; then twice as many
 Measured = tuple[float, float, float]  # a step: seconds, predicted FLOPs, seconds of lookups
 
@@ -187,7 +190,7 @@ class AutoSteps:
         if self._search is None:
             if not self._search_is_due(step):
                 return
-            self._search, trial = adaptive.search(self._candidates), None
+            self._search, trial = adaptive.search(self._worth_trying(step)), None
         elif len(self._measured) < self._attempt.steps and not self._hopeless():
             return
         else:
@@ -236,6 +239,13 @@ class AutoSteps:
             return False
         return now.drifted(self._baseline, self._pipelined is None)
 
+    def _worth_trying(self, step: int) -> list[Schedule]:
+        """Return the candidates whose tries a run of this length can afford; one at least."""
+        if self._total - step >= FEWEST_TO_CUT:
+            return self._candidates
+        whole = [schedule for schedule in self._candidates if not schedule.cuts_batches]
+        return whole or self._candidates
+
     def _begin(self, phase: Phase) -> None:
         """Record a phase, then change to it."""
         self._phases.append(phase)
@@ -262,8 +272,8 @@ class AutoSteps:
 
     def _trial(self) -> Trial:
         """Return what the measured steps took, averaged over ranks. Collective."""
-        typical = _without_extremes(self._measured)
-        seconds, work, lookups = (sum(values) for values in zip(*typical, strict=True))
+        kept = _without_stalls(self._measured)
+        seconds, work, lookups = (sum(values) for values in zip(*kept, strict=True))
         if self._pipelined is None:
             means = self._mean([seconds, work, lookups])
             return Trial(means[0] / max(means[1], 1.0), means[2] / means[0])
@@ -282,8 +292,7 @@ class AutoSteps:
         return [value / self._ranks.world for value in self._ranks.sum(values)]
 
 
-def _without_extremes(steps: Sequence[Measured]) -> list[Measured]:
-    """Leave out the slowest and fastest steps: a stall of the machine is no schedule's fault."""
-    ordered = sorted(steps, key=lambda each: each[0] / max(each[1], 1.0))
-    cut = max(1, len(ordered) // 8) if len(ordered) > 2 else 0
-    return ordered[cut : len(ordered) - cut]
+def _without_stalls(steps: Sequence[Measured]) -> list[Measured]:
+    """Leave out steps far slower than the others: the machine stood still, not the schedule."""
+    typical = statistics.median(seconds / max(work, 1.0) for seconds, work, _ in steps)
+    return [each for each in steps if each[0] / max(each[1], 1.0) <= STALLED * typical]
