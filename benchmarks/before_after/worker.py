@@ -22,6 +22,7 @@ from slipstream.training.recipe import Recipe
 STEP_ITEMS = 3_706  # of MovieLens-1M
 TEMPERATURE = 0.05
 SEED = 0
+Values = dict[str, np.ndarray]  # by which two versions are compared
 
 
 class Steps:
@@ -34,9 +35,9 @@ class Steps:
         lengths = np.minimum(movielens_like_lengths(windows), longest).tolist()
         self.batch = batch_of(lengths, STEP_ITEMS)
 
-    def __call__(self) -> list[float]:
+    def __call__(self) -> Values:
         """Take a step; return the loss before it."""
-        return [self.step(self.batch)]
+        return {"loss": np.array([self.step(self.batch)])}
 
 
 class FullSoftmax:
@@ -50,19 +51,16 @@ class FullSoftmax:
         )
         self.targets_T = torch.randint(0, items, (tokens,), generator=generator)
 
-    def __call__(self) -> list[float]:
-        """Compute all; return sums by which two versions are compared."""
+    def __call__(self) -> Values:
+        """Return the losses and both gradients."""
         hidden_TD, rows_ND = (
             each.clone().requires_grad_() for each in (self.hidden_TD, self.rows_ND)
         )
         loss_T = full_softmax_loss(hidden_TD, rows_ND, self.targets_T, temperature=TEMPERATURE)
         loss_T.mean().backward()
         assert hidden_TD.grad is not None and rows_ND.grad is not None
-        return [
-            float(loss_T.double().sum()),
-            float(hidden_TD.grad.double().abs().sum()),
-            float(rows_ND.grad.double().abs().sum()),
-        ]
+        found = {"loss": loss_T.detach(), "hidden": hidden_TD.grad, "rows": rows_ND.grad}
+        return {name: each.numpy() for name, each in found.items()}
 
 
 class Product:
@@ -72,11 +70,11 @@ class Product:
         generator = torch.Generator().manual_seed(SEED)
         self.a, self.b = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
 
-    def __call__(self) -> list[float]:
+    def __call__(self) -> Values:
         """Ten products."""
         for _ in range(10):
             torch.mm(self.a, self.b)
-        return []
+        return {}
 
 
 KINDS: dict[str, Any] = {"steps": Steps, "softmax": FullSoftmax, "product": Product}
@@ -98,7 +96,9 @@ def main(tree: str, threads: str) -> None:
             begin = time.perf_counter()
             values.append(made[name]())
             seconds.append(time.perf_counter() - begin)
-        print(json.dumps({"seconds": seconds, "values": values}), flush=True)
+        if job["save_to"]:
+            np.savez(job["save_to"], **values[0])
+        print(json.dumps({"seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":
