@@ -13,8 +13,8 @@ from benchmarks import command
 from slipstream.errors import SlipstreamError
 
 MEASUREMENTS = (
-    *("attack", "auto_schedule", "balance", "chaos", "checkpoint", "disk_table", "exchange"),
-    *("negatives", "pipeline", "recommend", "router", "serving"),
+    *("attack", "auto_schedule", "balance", "before_after", "chaos", "checkpoint", "disk_table"),
+    *("exchange", "negatives", "pipeline", "recommend", "router", "serving"),
     *("simulate", "startup", "tables"),
 )
 FOLDER = Path(command.__file__).parent
