@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from slipstream.history.user_history import History
+from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.instance.cost_model import CostModel
@@ -47,7 +49,13 @@ def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
     return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
+def request_prefix(served: Instance, whole: History, user: str = "u") -> PrefixRequest:
+    """What asks for the prefix of a whole history."""
+    return PrefixRequest(served.engine, user, served.engine.encode(whole))
+
+
 async def settle(served: Instance) -> None:
     """Wait until no prefix is being filled or copied."""
-    while served.prefixes.inflight.by_key or served.prefixes.demotions:
+    while served.prefixes.inflight.by_key:
         await asyncio.sleep(0.002)
+    await served.keep_prefixes(20)

@@ -173,6 +173,9 @@ class StandInInstance:
     def stats(self) -> dict[str, float]:
         return {"running": float(self._running), "kept": float(len(self._kept))}
 
+    async def keep_prefixes(self, seconds: float) -> None:
+        """Keep nothing."""
+
     async def drain(self, timeout: float) -> None:
         while self._running:
             await asyncio.sleep(0.005)

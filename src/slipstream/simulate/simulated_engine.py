@@ -46,12 +46,18 @@ class EngineSpec(BaseModel):
     # Seconds of a call, a token, a pair of tokens and a cached token (cost_model.py).
     coefficients: tuple[float, float, float, float] = (1.2e-3, 7.5e-6, 2.6e-9, 2e-7)
     fill_coefficients: tuple[float, float, float, float] | None = None
+    inline_coefficients: tuple[float, float, float, float] | None = None
     copy_seconds_per_byte: float = Field(default=2e-10, ge=0)
     jitter: float = Field(default=0.05, ge=0, lt=2, description="spread of a pass, lognormal")
 
     def cost_model(self) -> CostModel:
         """Return what an instance measures at its start."""
-        return CostModel(self.coefficients, self.copy_seconds_per_byte, self.fill_coefficients)
+        return CostModel(
+            self.coefficients,
+            self.copy_seconds_per_byte,
+            self.fill_coefficients,
+            inline_coefficients=self.inline_coefficients,
+        )
 
     @classmethod
     def measured(
@@ -273,7 +279,8 @@ class SimulatedEngine(Engine):
         for query in queries:
             past = 0 if query.past is None else query.past.tokens
             new = self.tokens_per_behaviour * len(query.new) + query.candidates_C.numel()
-            total += self._seconds(self.spec.coefficients, new, past)
+            inline = None if past else self.spec.inline_coefficients
+            total += self._seconds(inline or self.spec.coefficients, new, past)
             copied += self.shape.nbytes(past) if past else 0
         if len(queries) > 1:
             total -= (len(queries) - 1) * self.spec.coefficients[0]

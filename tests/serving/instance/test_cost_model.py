@@ -61,3 +61,22 @@ def test_what_was_measured_survives_as_json():
     assert again.prefill_seconds(700, past=100) == cost.prefill_seconds(700, past=100)
     assert again.pass_seconds(64, 512) == cost.pass_seconds(64, 512)
     assert CostModel.of(CostModel(cost.coefficients, 0.0).measured()).fill_coefficients is None
+    cost.inline_coefficients = (1e-3, 0.0, 0.0, 0.0)
+    assert CostModel.of(cost.measured()).pass_seconds(64, 0) == 1e-3 < cost.pass_seconds(64, 512)
+
+
+def test_a_ranking_in_line_is_predicted_by_rankings_in_line(tmp_path, monkeypatch):
+    # Only the candidates attend in its last layer, so it is cheaper than a pass over all tokens.
+    served, clock = engine(tmp_path, blocks=1), FakeClock()
+
+    def takes(seconds):
+        def work(*_, **__):
+            clock.moment += seconds
+
+        return work
+
+    monkeypatch.setattr(served, "rank_batch", takes(0.005))
+    monkeypatch.setattr(served, "run_pass", takes(0.05))
+    cost = CostModel.measure(served, seconds=0.2, clock=clock)
+    assert cost.plain_seconds(500, 0) == pytest.approx(0.005, rel=0.01)
+    assert cost.plain_seconds(100, 500) == pytest.approx(0.05, rel=0.01)

@@ -2,15 +2,10 @@
 
 import time
 
-from slipstream.serving.cache.inflight import PrefixRequest
 from slipstream.serving.instance.scheduler import Kind
 from slipstream.serving.request_errors import OverloadError
-from tests.support.serving_instance import instance, run, settle, soon
+from tests.support.serving_instance import instance, request_prefix, run, settle, soon
 from tests.support.serving_samples import candidates, cut, history, largest_difference
-
-
-def request(served, whole, user="u"):
-    return PrefixRequest(served.engine, user, served.engine.encode(whole))
 
 
 def test_a_full_cache_ranks_in_memory_of_its_own(tmp_path):
@@ -28,17 +23,17 @@ def test_what_is_ready_or_being_filled_is_pinned_and_nothing_else(tmp_path):
 
     async def scenario():
         prefixes = served.prefixes
-        assert prefixes.pin(request(served, whole), until) is None
-        inflight = prefixes.inflight.start(request(served, cut(whole, 0, 290)))
+        assert prefixes.pin(request_prefix(served, whole), until) is None
+        inflight = prefixes.inflight.start(request_prefix(served, cut(whole, 0, 290)))
         prefixes.submit(inflight, Kind.PREINFER, soon(), None)
         key = inflight.request.key
         assert prefixes.pin(inflight.request, until) == ("joined", key)
-        assert prefixes.pin(request(served, whole), until) == ("joined", key)
+        assert prefixes.pin(request_prefix(served, whole), until) == ("joined", key)
         await settle(served)
         assert prefixes.cache.acquire(key).slot.key == key
         assert prefixes.pin(inflight.request, until) == ("device", key)
-        assert prefixes.pin(request(served, whole), until) == ("extended", key)
-        assert prefixes.pin(request(served, whole, user="v"), until) is None
+        assert prefixes.pin(request_prefix(served, whole), until) == ("extended", key)
+        assert prefixes.pin(request_prefix(served, whole, user="v"), until) is None
         assert served.prefixes.outstanding_behaviours == 0
 
     run(scenario())
@@ -49,7 +44,7 @@ def test_a_full_queue_leaves_no_slot_behind(tmp_path):
     _, served = instance(tmp_path, max_jobs=0)
 
     async def scenario():
-        inflight = served.prefixes.inflight.start(request(served, history(300)))
+        inflight = served.prefixes.inflight.start(request_prefix(served, history(300)))
         try:
             served.prefixes.submit(inflight, Kind.PREINFER, soon(), None)
         except OverloadError as refusal:
@@ -66,7 +61,7 @@ def test_a_used_prefix_goes_to_the_host_tier_once(tmp_path):
 
     async def scenario():
         for _ in range(2):
-            held, _ = await served.prefixes.compute(request(served, history(300)), soon())
+            held, _ = await served.prefixes.compute(request_prefix(served, history(300)), soon())
             served.prefixes.release(held)
             await settle(served)
             slot = next(served.prefixes.cache.slots())

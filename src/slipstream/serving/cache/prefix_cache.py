@@ -212,6 +212,11 @@ class PrefixCache:
         self._slots.move_to_end(key)
         return Lease(slot)
 
+    def lease(self, key: PrefixKey) -> Lease | None:
+        """Lease a READY entry without using it: its age and its pin stay; None: no such entry."""
+        slot = self._slots.get(key)
+        return Lease(slot) if slot is not None and slot.state is State.READY else None
+
     def pin(self, slot: Slot, until: float) -> bool:
         """Keep a READY entry for an announced request until that time, or the longest allowed.
 

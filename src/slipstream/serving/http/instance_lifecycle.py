@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a stand-in can be served without torch
 OpenInstance = Callable[[Path, "Instance | None"], "Instance"]
 Stats = Callable[[], dict[str, float]]
 FOLLOW_SECONDS = 0.2
+KEEP_SECONDS = 2.0  # for copies to the host tier when the process ends
 log = logging.getLogger("slipstream.serving")
 
 
@@ -230,7 +231,7 @@ class InstanceLifecycle:
         self.record, self.instance = record, self._instances[record.stable]
         for version in set(self._instances) - record.open_versions:
             old = self._instances.pop(version)
-            task = asyncio.create_task(self._close_when_unused(old, old.discard))
+            task = asyncio.create_task(self._close_when_unused(old, replaced=True))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -238,13 +239,18 @@ class InstanceLifecycle:
         """Finish running requests, then close the instance."""
         self.draining = self.ending = True
         for instance in self.instances:
-            await self._close_when_unused(instance, instance.close)
+            await self._close_when_unused(instance)
         if self._closing:
             await asyncio.wait(self._closing, timeout=self._drain_seconds)
 
-    async def _close_when_unused(self, instance: "Instance", close: Callable[[], None]) -> None:
+    async def _close_when_unused(self, instance: "Instance", *, replaced: bool = False) -> None:
+        """Close a version; its host tier goes with one that was replaced, else it is kept."""
         end = time.monotonic() + self._drain_seconds
         while self._uses.get(instance) and time.monotonic() < end:
             await asyncio.sleep(0.01)
         await instance.drain(max(0.0, end - time.monotonic()))
-        close()
+        if replaced:
+            instance.discard()
+        else:
+            await instance.keep_prefixes(min(KEEP_SECONDS, max(0.0, end - time.monotonic())))
+            instance.close()

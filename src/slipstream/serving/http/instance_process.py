@@ -124,9 +124,10 @@ def _read_cost(settings: InstanceSettings, part: BundlePart) -> CostModel | None
     if path is None or not path.exists():
         return None
     known = read_json(path)
-    if known["version"] != part.version or "measured" not in known:
-        return None
-    return CostModel.of(known["measured"])
+    measured = known.get("measured", {})
+    if known["version"] != part.version or "inline_coefficients" not in measured:
+        return None  # of another bundle, or by an earlier version
+    return CostModel.of(measured)
 
 
 def _write_cost(settings: InstanceSettings, part: BundlePart, instance: Instance) -> None:

@@ -3,8 +3,9 @@
     seconds(t new tokens behind p cached ones) = a + b·t + c·t·(p + t/2) + d·p
 
 a: the call itself; b: projections; c: attention; d: reading the cached keys and values. Passes of a
-prefill, whose last layer attends to nothing, have coefficients of their own. All are non-negative,
-so more work is never predicted to take less time. Online, a factor follows the ratio of seen to
+prefill, whose last layer attends to nothing, have coefficients of their own, and so have whole
+passes in line, in whose last layer only the candidates attend. All are non-negative, so more work
+is never predicted to take less time. Online, a factor follows the ratio of seen to
 predicted time (a busier machine, a slower clock, colder caches), and a second one its upper end,
 for predictions of the tail. Ranking behind a prefix, whole passes in line and prefills in chunks
 meet different conditions, so each has factors of its own. What was learnt fades within seconds
@@ -12,9 +13,10 @@ where nothing confirms it: otherwise an instance that predicts to be too slow fo
 never run what could correct it. Touch this when another kind of work needs a prediction.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import CHUNK_TOKENS, Engine
 from slipstream.serving.engine.prefix import PrefixBuffer
+from slipstream.serving.engine.rank_query import RankQuery
 
 _LEARNING = 0.05  # share of the newest ratio in the running mean
 _TAIL = 0.99
@@ -31,7 +34,9 @@ _MOST = 4.0  # a pass that takes longer than this many times the expected was in
 _FADE_SECONDS = 5.0
 _FIRST_TAIL = 1.5
 CHUNKS = (2048, 1024, 512, 256)  # smaller ones would pay more for their calls than for their tokens
-_MEASURED = ("coefficients", "fill_coefficients")
+_MEASURED = ("coefficients", "fill_coefficients", "inline_coefficients")
+_INLINE_TOKENS = (16, 256, 1024, 2048)  # of the histories that are ranked in line to measure
+_CANDIDATES = 100  # of these rankings
 KINDS = ("rank", "inline", "prefill")
 
 
@@ -83,6 +88,7 @@ class CostModel:
     fill_coefficients: Sequence[float] | None = None  # the same for passes of a prefill
     layers: int = 1
     slice_seconds: float = 0.008  # longest step of a prefill
+    inline_coefficients: Sequence[float] | None = None  # the same for whole passes in line
     samples: Sequence[Sample] = ()  # what it was fitted to
     clock: Clock = SYSTEM_CLOCK
     # Seen / predicted: the running mean, and the 99th percentile.
@@ -94,6 +100,8 @@ class CostModel:
         self.coefficients = _numbers(self.coefficients)
         if self.fill_coefficients is not None:
             self.fill_coefficients = _numbers(self.fill_coefficients)
+        if self.inline_coefficients is not None:
+            self.inline_coefficients = _numbers(self.inline_coefficients)
 
     @classmethod
     def measure(
@@ -116,46 +124,52 @@ class CostModel:
         ]
         shapes = sorted({(min(t, most), min(p, max(0, most - t))) for t, p in shapes})
         run = _Passes(engine, max(t + p for t, p in shapes))
-        kinds = [(fill, shape) for fill in (False, True) for shape in shapes]
-        for fill, shape in kinds:
-            run(*shape, fill=fill)  # warm-up, not counted
-        found: dict[tuple[bool, tuple[int, int]], list[float]] = {kind: [] for kind in kinds}
-        begin = clock.now()
-        while clock.now() - begin < seconds or not found[kinds[0]]:
-            for fill, shape in kinds:
-                start = clock.now()
-                run(*shape, fill=fill)
-                found[fill, shape].append(clock.now() - start)
-        samples, fills = (
-            [(*shape, float(np.median(found[fill, shape]))) for shape in shapes]
-            for fill in (False, True)
+        works: dict[tuple[str, int, int], Callable[[], Any]] = {
+            (kind, *shape): functools.partial(run, *shape, fill=kind == "prefill")
+            for kind in ("rank", "prefill")
+            for shape in shapes
+        }
+        for tokens in sorted({min(tokens, most) for tokens in _INLINE_TOKENS}):
+            query = run.inline_query(tokens)
+            new = tokens + query.candidates_C.numel()
+            works["inline", new, 0] = functools.partial(engine.rank_batch, [query])
+        medians = _timed(works, seconds, clock)
+        samples, fills, inline = (
+            [(new, past, taken) for (of, new, past), taken in medians.items() if of == kind]
+            for kind in ("rank", "prefill", "inline")
         )
         start = clock.now()
         copied = run.copy()
-        return cls.fit(samples, (clock.now() - start) / copied, fills)
+        return cls.fit(samples, (clock.now() - start) / copied, fills, inline)
 
     @classmethod
     def fit(
-        cls, samples: Sequence[Sample], copy_seconds_per_byte: float, fills: Sequence[Sample] = ()
+        cls,
+        samples: Sequence[Sample],
+        copy_seconds_per_byte: float,
+        fills: Sequence[Sample] = (),
+        inline: Sequence[Sample] = (),
     ) -> "CostModel":
-        """Fit the times of passes; without `fills`, those of a prefill count as any other."""
+        """Fit the times of passes; without `fills` or `inline`, those count as any other."""
         return cls(
             _fitted(samples),
             copy_seconds_per_byte,
             _fitted(fills) if fills else None,
             samples=samples,
+            inline_coefficients=_fitted(inline) if inline else None,
         )
 
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> "CostModel":
         """Return a model of what `measured` returned earlier, nothing learnt since."""
-        coefficients, fill = (measured[name] for name in _MEASURED)
-        return cls(coefficients, measured["copy_seconds_per_byte"], fill)
+        coefficients, fill, inline = (measured[name] for name in _MEASURED)
+        copy_seconds = measured["copy_seconds_per_byte"]
+        return cls(coefficients, copy_seconds, fill, inline_coefficients=inline)
 
     def measured(self) -> dict[str, Any]:
         """Return what was measured as JSON values, for `of`."""
-        fill = None if self.fill_coefficients is None else list(self.fill_coefficients)
-        values = (list(self.coefficients), fill)
+        sets = (self.coefficients, self.fill_coefficients, self.inline_coefficients)
+        values = (None if each is None else list(each) for each in sets)
         return {
             **dict(zip(_MEASURED, values, strict=True)),
             "copy_seconds_per_byte": self.copy_seconds_per_byte,
@@ -220,7 +234,24 @@ class CostModel:
 
     def plain_seconds(self, new: int, past: int) -> float:
         """Predict a pass as measured at the start, without factors."""
-        return _predicted(self.coefficients, new, past)
+        inline = None if past else self.inline_coefficients
+        return _predicted(self.coefficients if inline is None else inline, new, past)
+
+
+def _timed(
+    works: Mapping[tuple[str, int, int], Callable[[], Any]], seconds: float, clock: Clock
+) -> dict[tuple[str, int, int], float]:
+    """Return the median seconds of each work, all in turns for about `seconds`."""
+    for work in works.values():
+        work()  # warm-up, not counted
+    found: dict[tuple[str, int, int], list[float]] = {name: [] for name in works}
+    begin = clock.now()
+    while clock.now() - begin < seconds or not all(found.values()):
+        for name, work in works.items():
+            start = clock.now()
+            work()
+            found[name].append(clock.now() - start)
+    return {name: float(np.median(times)) for name, times in found.items()}
 
 
 class _Passes:
@@ -247,6 +278,12 @@ class _Passes:
     def __call__(self, new: int, past: int, *, fill: bool) -> None:
         history = self.history.part(0, max(1, new // self.engine.tokens_per_behaviour))
         self.engine.run_pass(history, self.buffer, past, fill=fill)
+
+    def inline_query(self, tokens: int) -> RankQuery:
+        """Return a ranking of so many tokens of history without a prefix."""
+        history = self.history.part(0, max(1, tokens // self.engine.tokens_per_behaviour))
+        query = self.engine.make_query(None, history, [])
+        return replace(query, candidates_C=torch.arange(min(_CANDIDATES, len(self.engine.items))))
 
     def copy(self) -> int:
         """Copy the buffer twice and return the bytes copied."""

@@ -443,6 +443,12 @@ class Instance:
             await asyncio.sleep(0.005)
         return others and not self.ranking
 
+    async def keep_prefixes(self, seconds: float) -> None:
+        """Copy prefixes to the host tier for the next process, within so many seconds."""
+        for each in (self, self.retrieval):
+            if each is not None:
+                await each.prefixes.copies.finish(seconds)
+
     def close(self) -> None:
         """End the compute thread; the host tier stays for the next process."""
         if self.retrieval is not None:

@@ -8,7 +8,6 @@ given. Touch this when prefixes are looked for in another order, or kept in anot
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from slipstream.serving.engine.encoding import EncodedHistory
 from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.prefix import Prefix, PrefixKey
 from slipstream.serving.instance.estimates import RequestEstimates
+from slipstream.serving.instance.host_copies import HostCopies
 from slipstream.serving.instance.instance_config import Hit, InstanceConfig
 from slipstream.serving.instance.job_runner import JobRunner
 from slipstream.serving.instance.scheduler import Kind
@@ -88,7 +88,7 @@ class PrefixManager:
         self.inflight = InflightPrefixes(engine, self.cache, self.expander, estimates.cost)
         self.counts: Counter[str] = Counter()
         self.outstanding_behaviours = 0  # of prefixes being filled
-        self.demotions = 0  # copies to the host tier not finished yet
+        self.copies = HostCopies(self.cache, self.expander, jobs, config.max_copies, self.counts)
 
     def pin(self, request: PrefixRequest, until: float) -> tuple[str, PrefixKey] | None:
         """Keep a prefix that will serve this request as it is, or that is being filled.
@@ -222,11 +222,11 @@ class PrefixManager:
             inflight.done.set_result(error)
 
     def release(self, held: HeldPrefix | None) -> None:
-        """Demote a prefix that a ranking has used, and end its lease."""
-        if isinstance(held, Lease):
-            self._demote(held)
+        """End the lease of a prefix that a ranking has used; it goes to the host tier in time."""
         if held is not None:
             held.release()
+        if isinstance(held, Lease):
+            self.copies.note_used(held.slot.key)
 
     def forget(self, user: str) -> bool:
         """Remove a user's prefixes from both tiers; False where some are still in use."""
@@ -238,6 +238,7 @@ class PrefixManager:
 
     def close(self) -> None:
         """Close the host tier; what is in it stays for the next process."""
+        self.copies.stop()
         if self.expander is not None:
             self.expander.close()
 
@@ -247,32 +248,6 @@ class PrefixManager:
         done, _ = await asyncio.wait([inflight.done], timeout=timeout)
         if not done:
             raise DeadlineError("the deadline passed while the history was being computed")
-
-    def _demote(self, lease: Lease) -> None:
-        """Copy a prefix to the host tier, when the compute thread has nothing else to do."""
-        expander, key = self.expander, lease.slot.key
-        if expander is None or self.demotions >= self.config.max_copies or expander.has(key):
-            return
-        demotion = expander.begin(key, lease.prefix)
-        if demotion is None:
-            return
-        copied = Lease(lease.slot)
-        self.demotions += 1
-
-        def on_done(_: Any, error: BaseException | None) -> None:
-            copied.release()
-            self.demotions -= 1
-            if error is None:
-                expander.finish(demotion)
-                self.counts["demoted"] += 1
-            else:
-                expander.cancel(demotion)
-
-        seconds = self.estimates.cost.copy_seconds(lease.prefix.nbytes)
-        try:
-            self.jobs.submit(Kind.COPY, math.inf, seconds, on_done, steps=demotion.steps())
-        except OverloadError as error:
-            on_done(None, error)
 
 
 def _open_expander(engine: Engine, config: InstanceConfig, memory: PrefixMemory) -> Expander | None:

@@ -1,0 +1,133 @@
+"""When used prefixes are copied to the host tier: before the device tier needs their room.
+
+A copy takes time of the cores, and most prefixes are replaced by a longer one of the same user
+before their room is needed. So nothing is copied while the device tier has much room and requests
+come; the prefix used least recently goes first. An instance without requests for a second copies
+all it has, and so does one that drains: the next process finds them. Touch this when prefixes are
+copied at another moment.
+"""
+
+import asyncio
+import math
+from collections import Counter, OrderedDict
+from typing import Any
+
+from slipstream.serving.cache.expander import Expander
+from slipstream.serving.cache.prefix_cache import Lease, PrefixCache
+from slipstream.serving.engine.prefix import PrefixKey
+from slipstream.serving.instance.job_runner import JobRunner
+from slipstream.serving.instance.scheduler import Kind
+from slipstream.serving.request_errors import OverloadError
+
+ROOM_SHARE = 0.5  # of the device tier: nothing is copied under load while so much is free
+IDLE_SECONDS = 1.0  # without a used prefix; then all are copied
+
+
+class HostCopies:
+    """Copies from the device tier to the host tier, by the compute thread where it is free."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        expander: Expander | None,
+        jobs: JobRunner,
+        most: int,
+        counts: Counter[str],
+    ) -> None:
+        self.cache, self.expander, self.jobs, self.most, self.counts = (
+            cache,
+            expander,
+            jobs,
+            most,
+            counts,
+        )
+        self.underway = 0
+        self.finishing = False  # copy everything: the process ends
+        # Used prefixes that the host tier lacks; the one used least recently is the first.
+        self._waiting: OrderedDict[PrefixKey, None] = OrderedDict()
+        self._last_used = -math.inf
+        self._timer: Any = None
+
+    def __len__(self) -> int:
+        """Copies not finished, begun or not."""
+        return self.underway + len(self._waiting)
+
+    def note_used(self, key: PrefixKey) -> None:
+        """Note that a request has used a prefix: the host tier shall have it in time."""
+        if self.expander is None or self.expander.has(key):
+            return
+        self._last_used = self.jobs.clock.now()
+        self._waiting[key] = None
+        self._waiting.move_to_end(key)
+        if len(self._waiting) > 2 * len(self.cache) + 64:  # prefixes may have gone meanwhile
+            for gone in [each for each in self._waiting if self.cache.lease(each) is None]:
+                del self._waiting[gone]
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(IDLE_SECONDS, self._look_again)
+        self._copy_due()
+
+    def _look_again(self) -> None:
+        """Copy what waits where no request came for a while, else look again later."""
+        self._timer = None
+        if not self._waiting or self.finishing:
+            return
+        since = self.jobs.clock.now() - self._last_used
+        if since < IDLE_SECONDS:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(IDLE_SECONDS - since + 0.001, self._look_again)
+        self._copy_due()
+
+    async def finish(self, seconds: float) -> None:
+        """Copy everything within so many seconds: the process will end."""
+        self.finishing = True
+        self._copy_due()
+        end = self.jobs.clock.now() + seconds
+        while len(self) and self.jobs.clock.now() < end:
+            await asyncio.sleep(0.005)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _is_due(self) -> bool:
+        """Return whether to copy now: room is scarce, nobody asks, or the process ends."""
+        scarce = self.cache.used > (1.0 - ROOM_SHARE) * self.cache.budget
+        idle = self.jobs.clock.now() - self._last_used >= IDLE_SECONDS
+        return scarce or idle or self.finishing
+
+    def _copy_due(self) -> None:
+        while self._waiting and self.underway < self.most and self._is_due():
+            key, _ = self._waiting.popitem(last=False)
+            lease = self.cache.lease(key)
+            if lease is not None:
+                self._copy(lease)
+                lease.release()
+
+    def _copy(self, lease: Lease) -> None:
+        """Queue the copy of one prefix."""
+        expander = self.expander
+        assert expander is not None
+        demotion = expander.begin(lease.slot.key, lease.prefix)
+        if demotion is None:
+            return
+        copied = Lease(lease.slot)
+        self.underway += 1
+
+        def on_done(_: Any, error: BaseException | None) -> None:
+            copied.release()
+            self.underway -= 1
+            if error is None:
+                expander.finish(demotion)
+                self.counts["demoted"] += 1
+                self._copy_due()
+            else:
+                expander.cancel(demotion)
+
+        seconds = self.jobs.cost.copy_seconds(lease.prefix.nbytes)
+        try:
+            self.jobs.submit(Kind.COPY, math.inf, seconds, on_done, steps=demotion.steps())
+        except OverloadError as error:
+            on_done(None, error)

@@ -1,0 +1,107 @@
+"""Used prefixes reach the host tier when room is scarce, nobody asks, or the process ends."""
+
+import asyncio
+
+from slipstream.serving.instance import host_copies
+from tests.support.fake_instances import until
+from tests.support.serving_instance import instance, request_prefix, run, soon
+from tests.support.serving_samples import history
+
+
+async def _use(served, length: int, user: str) -> None:
+    held, _ = await served.prefixes.compute(
+        request_prefix(served, history(length, seed=length), user), soon()
+    )
+    served.prefixes.release(held)
+    await asyncio.sleep(0.02)
+
+
+def test_nothing_is_copied_while_there_is_room_and_requests_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 60.0)
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        for number in range(4):
+            await _use(served, 100 + number, f"user {number}")
+
+    run(scenario())
+    assert served.counts["demoted"] == 0 and len(served.prefixes.copies) == 4
+    served.close()
+
+
+def test_an_idle_instance_copies_what_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 0.2)
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        for number in range(3):
+            await _use(served, 100 + number, f"user {number}")
+        assert served.counts["demoted"] == 0
+        await until(lambda: served.counts["demoted"] == 3)
+
+    run(scenario())
+    assert len(served.prefixes.expander) == 3 and not len(served.prefixes.copies)
+    served.close()
+
+
+def test_scarce_room_copies_the_prefix_used_least_recently_before_it_is_evicted(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 60.0)
+    one = instance(tmp_path)[0].prefix_bytes(120)
+    _, served = instance(tmp_path, device_bytes=4 * one + 4096, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        for number in range(2):
+            await _use(served, 120, f"user {number}")
+        assert served.counts["demoted"] == 0  # half of the room is taken, not more
+        await _use(served, 120, "user 2")
+        await until(lambda: served.counts["demoted"] == 3)
+        for number in range(3, 9):
+            await _use(served, 120, f"user {number}")
+        held, hit = await served.prefixes.compute(
+            request_prefix(served, history(120, seed=120), "user 0"), soon()
+        )
+        held.release()
+        return hit
+
+    assert run(scenario()) == "host"  # evicted, yet not lost
+    assert served.prefixes.cache.evictions > 0
+    served.close()
+
+
+def test_an_ending_process_leaves_its_prefixes_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 60.0)
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        await _use(served, 100, "ann")
+        await served.keep_prefixes(20)
+
+    run(scenario())
+    served.close()
+    _, second = instance(tmp_path, host_path=tmp_path / "shelf")
+
+    async def again():
+        held, hit = await second.prefixes.compute(
+            request_prefix(second, history(100, seed=100), "ann"), soon()
+        )
+        held.release()
+        return hit
+
+    assert run(again()) == "host"
+    second.close()
+
+
+def test_prefixes_that_are_gone_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 60.0)
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+
+    async def scenario():
+        for number in range(80):
+            await _use(served, 100, f"user {number}")
+            served.prefixes.forget(f"user {number}")
+        return len(served.prefixes.copies)
+
+    assert run(scenario()) <= 66
+    served.close()
