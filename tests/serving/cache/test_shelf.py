@@ -1,5 +1,8 @@
 """The shelf: payloads outlive the process, incomplete records are dropped, one process a file."""
 
+import asyncio
+import mmap
+import resource
 import threading
 
 import pytest
@@ -113,3 +116,24 @@ def test_a_shelf_without_room_for_its_table_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.posix_fallocate", refuse)
     with pytest.raises(SlipstreamError, match="has no room"):
         Shelf(tmp_path / "shelf", 1 << 20, b"identity")
+
+
+def test_memory_taken_in_the_background_has_its_pages_and_a_closed_shelf_survives_it(tmp_path):
+    shelf = Shelf(tmp_path / "shelf", 64 << 20, b"identity")
+    size = shelf.missing_bytes(1000, 32 << 20)
+    assert size == 32 << 20
+    asyncio.run(shelf.grow(size))
+    assert shelf.missing_bytes(1000) == 0 and shelf.extents.nbytes == size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    shelf.payload(0, size).fill_(7)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults < size // mmap.PAGESIZE // 8
+
+    async def close_meanwhile():
+        growth = asyncio.ensure_future(shelf.grow(shelf.missing_bytes(size + 1, 32 << 20) or 4096))
+        await asyncio.sleep(0)
+        assert shelf.missing_bytes(size + 1) == 0, "one growth at a time"
+        shelf.close()
+        await growth
+
+    asyncio.run(close_meanwhile())

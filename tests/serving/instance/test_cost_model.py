@@ -80,3 +80,9 @@ def test_a_ranking_in_line_is_predicted_by_rankings_in_line(tmp_path, monkeypatc
     cost = CostModel.measure(served, seconds=0.2, clock=clock)
     assert cost.plain_seconds(500, 0) == pytest.approx(0.005, rel=0.01)
     assert cost.plain_seconds(100, 500) == pytest.approx(0.05, rel=0.01)
+
+
+def test_a_history_that_fits_a_slice_is_one_chunk():
+    cost = CostModel(np.array([0.0, 0.0, 2e-9, 0.0]), 0.0, slice_seconds=0.008, layers=1)
+    assert cost.chunk_for(2048) == 2048  # 2,048 tokens, none behind them: 4 milliseconds
+    assert cost.chunk_for(8192) == 512  # half-way there are 3,840 tokens before a chunk

@@ -65,3 +65,15 @@ def test_a_batch_costs_its_parts_but_one_call(tmp_path):
     dear = RequestEstimates(served, CostModel(PER_TOKEN, 1.0), InstanceConfig())
     assert free.batch_seconds([query] * 2) == pytest.approx(2 * free.batch_seconds([query]))
     assert dear.batch_seconds([query] * 2) == free.batch_seconds([query] * 2)  # nothing is copied
+
+
+def test_two_passes_are_compared_with_one_as_if_both_ran_now(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    known = estimates(served, np.array([0.0, 1e-3, 0.0, 0.0]))
+    known.cost.clock = FakeClock()
+    tokens = served.cached_tokens(100)
+    plain = known.added_share(known.cost.prefill_seconds(tokens), tokens, 5)
+    assert plain == pytest.approx(0.0, abs=1e-9)  # each token once, either way
+    for _ in range(50):  # a busy machine has slowed rankings in line, no prefill has run since
+        known.cost.observe("inline", known.cost.pass_seconds(50, 0), 1.0)
+    assert known.added_share(known.cost.prefill_seconds(tokens), tokens, 5) == plain

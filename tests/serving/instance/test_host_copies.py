@@ -1,6 +1,7 @@
 """Used prefixes reach the host tier when room is scarce, nobody asks, or the process ends."""
 
 import asyncio
+import threading
 
 from slipstream.serving.instance import host_copies
 from tests.support.fake_instances import until
@@ -52,12 +53,12 @@ def test_scarce_room_copies_the_prefix_used_least_recently_before_it_is_evicted(
     _, served = instance(tmp_path, device_bytes=4 * one + 4096, host_path=tmp_path / "shelf")
 
     async def scenario():
-        for number in range(2):
+        for number in range(3):
             await _use(served, 120, f"user {number}")
-        assert served.counts["demoted"] == 0  # half of the room is taken, not more
-        await _use(served, 120, "user 2")
-        await until(lambda: served.counts["demoted"] == 3)
-        for number in range(3, 9):
+        assert served.counts["demoted"] == 0  # a quarter of the room is free
+        await _use(served, 120, "user 3")
+        await until(lambda: served.counts["demoted"] == 4)
+        for number in range(4, 9):
             await _use(served, 120, f"user {number}")
         held, hit = await served.prefixes.compute(
             request_prefix(served, history(120, seed=120), "user 0"), soon()
@@ -104,4 +105,28 @@ def test_prefixes_that_are_gone_are_forgotten(tmp_path, monkeypatch):
         return len(served.prefixes.copies)
 
     assert run(scenario()) <= 66
+    served.close()
+
+
+def test_the_host_tier_takes_memory_in_the_background_and_copies_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(host_copies, "GROWTH_REST", 0.0)
+    _, served = instance(tmp_path, host_path=tmp_path / "shelf")
+    shelf, threads = served.prefixes.expander.shelf, []
+    allocate = shelf._allocate
+
+    def noted(file: int, nbytes: int) -> bool:
+        threads.append((threading.current_thread() is threading.main_thread(), nbytes))
+        return allocate(file, nbytes)
+
+    monkeypatch.setattr(shelf, "_allocate", noted)
+
+    async def scenario():
+        for number in range(12):
+            await _use(served, 900, f"user {number}")
+        await until(lambda: served.counts["demoted"] == 12)
+
+    run(scenario())
+    assert threads and not any(main for main, _ in threads)
+    assert {nbytes for _, nbytes in threads} == {host_copies.GROWTH_BYTES}
     served.close()

@@ -11,6 +11,8 @@ where the system has none left, a shelf stays smaller than its limit, and nothin
 middle of a copy. Touch this when the file's layout changes.
 """
 
+import asyncio
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -34,6 +36,7 @@ _HEADER, _RECORD = 4096, 128
 _FIELDS = struct.Struct("<QQQQQQ16s16sQ")
 _CHECK = struct.Struct("<Q")
 _PIECE = 1 << 20  # bytes by which a shelf grows
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
 _LEFT_FREE = 4 << 20  # bytes of the file system left for others
 _LOCK_SECONDS = 3.0  # for the instance before to end
 _RETRY_SECONDS = 5.0  # after the system had no memory left
@@ -73,7 +76,7 @@ class Shelf:
         )
         self.limit = Extents(payload_bytes).nbytes
         self.extents = Extents(0)  # grows with what is stored
-        self._grow_again_at = 0.0
+        self._grow_again_at, self._growing = 0.0, False
         size = self._payload_at + self.limit
         self._file = self._locked_file(size)
         self._map = mmap.mmap(self._file, size)
@@ -133,22 +136,55 @@ class Shelf:
             offset = self.extents.take(nbytes)
         return offset
 
+    def missing_bytes(self, nbytes: int, piece: int = _PIECE) -> int:
+        """The bytes to allocate, in pieces, before a payload fits.
+
+        0 where it fits, at the limit, or where the system had none lately.
+        """
+        if self.extents.fits_after(nbytes, ()):
+            return 0
+        needed, left = Extents.rounded(nbytes), self.limit - self.extents.nbytes
+        wanted = min(_round(needed, piece), left)
+        if wanted < needed or self._growing or self._clock.now() < self._grow_again_at:
+            return 0
+        return wanted
+
     def _grow(self, nbytes: int) -> bool:
         """Allocate more memory for a payload; False at the limit, or where the system has none."""
-        begin, wanted = self.extents.nbytes, _round(Extents.rounded(nbytes), _PIECE)
-        wanted = min(wanted, self.limit - begin)
-        if wanted < Extents.rounded(nbytes) or self._clock.now() < self._grow_again_at:
-            return False
+        wanted = self.missing_bytes(nbytes)
+        return wanted > 0 and self._grown(wanted, self._allocate(self._file, wanted))
+
+    async def grow(self, nbytes: int) -> None:
+        """Allocate memory in a thread, its pages too: they take a system's time to be had."""
+        self._growing, file = True, os.dup(self._file)  # the shelf may be closed meanwhile
+        new = self.payload(self.extents.nbytes, nbytes)
         try:
-            system = os.fstatvfs(self._file)
-            if system.f_bavail * system.f_frsize < wanted + _LEFT_FREE:
+            done = await asyncio.to_thread(self._allocate, file, nbytes)
+            if done:
+                await asyncio.to_thread(populate, new)
+        finally:
+            self._growing = False
+            os.close(file)
+        self._grown(nbytes, done)
+
+    def _allocate(self, file: int, nbytes: int) -> bool:
+        """Have the system allocate the bytes after the last; False where it has none."""
+        try:
+            system = os.fstatvfs(file)
+            if system.f_bavail * system.f_frsize < nbytes + _LEFT_FREE:
                 raise OSError(errno.ENOSPC, "no room")
-            os.posix_fallocate(self._file, self._payload_at + begin, wanted)
+            os.posix_fallocate(file, self._payload_at + self.extents.nbytes, nbytes)
         except OSError:
-            self._grow_again_at = self._clock.now() + _RETRY_SECONDS
             return False
-        self.extents.grow(wanted)
         return True
+
+    def _grown(self, nbytes: int, done: bool) -> bool:
+        """Use allocated bytes, or ask for none for a while where the system had none."""
+        if done:
+            self.extents.grow(nbytes)
+        else:
+            self._grow_again_at = self._clock.now() + _RETRY_SECONDS
+        return done
 
     def give(self, offset: int, nbytes: int) -> None:
         """Return room that was taken but never recorded."""
@@ -270,6 +306,18 @@ class Shelf:
 
 def _round(size: int, to: int) -> int:
     return (size + to - 1) // to * to
+
+
+def populate(bytes_N: torch.Tensor) -> None:
+    """Have the system map and clear the pages of memory, which keeps its content.
+
+    Where it cannot, each page is mapped and cleared when it is first written.
+    """
+    begin = bytes_N.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    end = bytes_N.data_ptr() + bytes_N.numel()
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is not None:
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_POPULATE_WRITE)
 
 
 def _lock(file: int) -> bool:

@@ -191,9 +191,10 @@ class CostModel:
 
     def chunk_for(self, tokens: int) -> int:
         """Return the largest chunk whose step, half-way through a prefill, stays within a slice."""
-        past, longest = tokens // 2, self.slice_seconds
         for chunk in CHUNKS:
-            if _predicted(self.coefficients, chunk, past) / self.layers <= longest:
+            step = min(chunk, tokens)
+            seconds = _predicted(self.coefficients, step, (tokens - step) / 2)
+            if seconds / self.layers <= self.slice_seconds:
                 return chunk
         return CHUNKS[-1]
 

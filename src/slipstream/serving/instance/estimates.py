@@ -97,6 +97,15 @@ class RequestEstimates:
         two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
         return prefill if two < one_pass else None
 
+    def added_share(self, prefill: float, tokens: int, candidates: int) -> float:
+        """Predict by what share a prefill and ranking behind it take longer than one pass.
+
+        Both would run on this machine now, so what either has lately met elsewhere is left out.
+        """
+        last = self._held_tokens + candidates
+        two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
+        return two / self.cost.plain_seconds(tokens + last, 0) - 1.0
+
     def behaviours_in_time(
         self,
         behaviours: int,

@@ -4,7 +4,8 @@ A copy takes time of the cores, and most prefixes are replaced by a longer one o
 before their room is needed. So nothing is copied while the device tier has much room and requests
 come; the prefix used least recently goes first. An instance without requests for a second copies
 all it has, and so does one that drains: the next process finds them. Touch this when prefixes are
-copied at another moment.
+copied at another moment. The host tier takes new memory in the background, at a bounded pace: until
+it is there, copies wait.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from slipstream.serving.instance.job_runner import JobRunner
 from slipstream.serving.instance.scheduler import Kind
 from slipstream.serving.request_errors import OverloadError
 
-ROOM_SHARE = 0.5  # of the device tier: nothing is copied under load while so much is free
+ROOM_SHARE = 0.25  # of the device tier: nothing is copied under load while so much is free
+GROWTH_BYTES = 4 << 20  # by which the host tier takes memory
+GROWTH_REST = 4.0  # times as long as that took, nothing is taken
 IDLE_SECONDS = 1.0  # without a used prefix; then all are copied
 
 
@@ -43,6 +46,7 @@ class HostCopies:
         )
         self.underway = 0
         self.finishing = False  # copy everything: the process ends
+        self._growth: asyncio.Task[None] | None = None
         # Used prefixes that the host tier lacks; the one used least recently is the first.
         self._waiting: OrderedDict[PrefixKey, None] = OrderedDict()
         self._last_used = -math.inf
@@ -91,6 +95,7 @@ class HostCopies:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._waiting.clear()
 
     def _is_due(self) -> bool:
         """Return whether to copy now: room is scarce, nobody asks, or the process ends."""
@@ -100,11 +105,35 @@ class HostCopies:
 
     def _copy_due(self) -> None:
         while self._waiting and self.underway < self.most and self._is_due():
-            key, _ = self._waiting.popitem(last=False)
+            key = next(iter(self._waiting))
             lease = self.cache.lease(key)
+            if lease is not None and not self._has_memory(lease.prefix.tokens):
+                lease.release()
+                return
+            del self._waiting[key]
             if lease is not None:
                 self._copy(lease)
                 lease.release()
+
+    def _has_memory(self, tokens: int) -> bool:
+        """Return whether the host tier need not grow for a prefix; else have it grow."""
+        assert self.expander is not None
+        if self._growth is not None:
+            return False
+        nbytes = self.expander.engine.shape.nbytes(tokens)
+        missing = self.expander.shelf.missing_bytes(nbytes, GROWTH_BYTES)
+        if missing:
+            self._growth = asyncio.ensure_future(self._grow(missing))
+        return not missing
+
+    async def _grow(self, nbytes: int) -> None:
+        assert self.expander is not None
+        begin = self.jobs.clock.now()
+        await self.expander.shelf.grow(nbytes)
+        if not self.finishing:
+            await asyncio.sleep(GROWTH_REST * (self.jobs.clock.now() - begin))
+        self._growth = None
+        self._copy_due()
 
     def _copy(self, lease: Lease) -> None:
         """Queue the copy of one prefix."""
