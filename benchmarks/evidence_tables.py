@@ -9,6 +9,13 @@ from typing import Any
 from benchmarks.evidence import Claim, ClaimTable, Column, EvidenceTable, RowTable
 from benchmarks.evidence_training import README_CLAIMS, TRAINING_TABLES, at_most
 
+SERVED = {
+    "relay": "relay, as shipped",
+    "W1": "in line, 2 x 1 thread",
+    "W2": "in line, 1 x 2 threads",
+    "W3": "prefixes kept, nothing ahead",
+    "W4": "in line, newest 256",
+}
 TABLES: dict[str, EvidenceTable] = {
     **TRAINING_TABLES,
     "attack-claims": ClaimTable(
@@ -224,6 +231,47 @@ TABLES: dict[str, EvidenceTable] = {
             ),
         )
     ),
+    "serving": RowTable(
+        "serving",
+        (
+            Column("requests", lambda row: _traffic(row)),
+            Column("served", lambda row: SERVED[row["variant"]]),
+            Column(
+                "a second within 80 ms",
+                lambda row: f"{row['slo_qps']:.1f}" if row["slo_qps"] else "none",
+            ),
+            Column("of its ideal queue, %", lambda row: row.get("of_ideal"), ".0f", 100),
+            Column("over the best in line", lambda row: row.get("over_inline"), ".2f"),
+        ),
+    ),
+    "serving-claims": ClaimTable(
+        (
+            *(
+                Claim(text, "serving", name, form, 1, "x", bar)
+                for text, name, form, bar in (
+                    ("relay over in line, sessions, mean", "slo_qps_ratio", ".2f", 2.0),
+                    ("the same, the largest of five lengths", "slo_qps_ratio_max", ".2f", 3.6),
+                    ("every user once, 1,024", "slo_qps_ratio_no_reuse", ".2f", 1.4),
+                    ("every user once, the smallest", "slo_qps_ratio_no_reuse_min", ".2f", 1.0),
+                    ("over keeping prefixes alone", "slo_qps_ratio_keep", ".2f", None),
+                    ("longest history at 10 a second", "max_prefix_ratio", ".2f", 2.0),
+                )
+            ),
+            *(
+                Claim(text, "serving", name, ".0f", 100, " %", 0.8)
+                for text, name in (
+                    ("in line, of its ideal queue, at worst", "baseline_vs_ideal"),
+                    ("relay, of its ideal queue, at worst", "relay_vs_ideal"),
+                )
+            ),
+            Claim("share within the limit, with / without the trigger", "serving", "trigger_gain"),
+            Claim("the same, host tier", "serving", "expander_gain"),
+            Claim("`/v1/recommend`, p99, ms", "serving", "recommend_p99_ms", ".1f"),
+            Claim("the same, in line", "serving", "recommend_p99_ms_without", ".1f"),
+            Claim("largest difference of a score", "serving", "score_diff", ".1e"),
+            at_most(120, "minutes of the whole", "serving", "minutes", ".0f"),
+        )
+    ),
     "simulate-claims": ClaimTable(
         (
             Claim(
@@ -356,6 +404,13 @@ TABLES: dict[str, EvidenceTable] = {
         keep=lambda row: row["part"] == "turbogr",
     ),
 }
+
+
+def _traffic(row: dict[str, Any]) -> str:
+    """Say which requests a row of the serving benchmark stands for."""
+    users = "sessions" if row["trace"] == "S" else "every user once"
+    length = row["length"]
+    return f"{users}, {length}" + (" behaviours" if length.isdigit() else "")
 
 
 def _mark(row: dict[str, Any]) -> str:
