@@ -74,6 +74,8 @@ def test_hit_extension_and_reload_give_the_scores_of_the_full_pass(
         device = rank_until(client, "ann", "device")
         append(client, "ann", whole, 290, BEHAVIOURS)
         extended = client.rank("ann", CANDIDATES)
+        # Copied where no request came for a second; else others might evict it before.
+        wait_until(lambda: "slipstream_instance_demoted_total{" in client.metrics(), 30)
         for number in range(1, 1 + OTHERS):
             append(client, f"user {number}", behaviours_of(number), 0, BEHAVIOURS)
             client.rank(f"user {number}", CANDIDATES)
