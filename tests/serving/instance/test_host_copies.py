@@ -4,8 +4,9 @@ import asyncio
 import threading
 
 from slipstream.serving.instance import host_copies
+from slipstream.serving.instance.cost_model import CostModel
 from tests.support.fake_instances import until
-from tests.support.serving_instance import instance, request_prefix, run, soon
+from tests.support.serving_instance import COST, instance, request_prefix, run, soon
 from tests.support.serving_samples import history
 
 
@@ -129,4 +130,36 @@ def test_the_host_tier_takes_memory_in_the_background_and_copies_wait_for_it(tmp
     run(scenario())
     assert threads and not any(main for main, _ in threads)
     assert {nbytes for _, nbytes in threads} == {host_copies.GROWTH_BYTES}
+    served.close()
+
+
+def test_copies_that_nobody_reads_end_and_begin_again_when_evicted_users_return(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(host_copies, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(host_copies, "REMEMBERED", 40.0)
+    dear = CostModel(COST.coefficients, COST.copy_seconds_per_byte)
+    plain = instance(tmp_path)[0]
+    one = plain.prefix_bytes(120)
+    # Reading or writing a copy takes a quarter of what the prefix takes to compute.
+    dear.copy_seconds_per_byte = COST.prefill_seconds(plain.cached_tokens(120)) / one / 4
+    settings = {"device_bytes": 4 * one + 4096, "host_path": tmp_path / "shelf"}
+    _, served = instance(tmp_path, cost=dear, **settings)
+
+    async def ask(users):
+        before = served.counts["demoted"]
+        for number in users:
+            await _use(served, 120, f"user {number}")
+        await until(lambda: not served.prefixes.copies.underway)
+        return served.counts["demoted"] - before
+
+    async def scenario():
+        first = await ask(range(100))  # every user once
+        second = await ask(range(100, 140))
+        returning = await ask([*range(200, 212)] * 12)  # more than the device tier holds
+        return first, second, returning
+
+    first, second, returning = run(scenario())
+    assert 0 < first < 100 and second == 0
+    assert returning >= 12 and served.prefixes.inflight.reloaded > 0
     served.close()

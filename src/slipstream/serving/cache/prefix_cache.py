@@ -13,7 +13,7 @@ thread, the event loop's. Touch this when entries are kept or evicted in another
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Self
@@ -126,6 +126,7 @@ class PrefixCache:
         self._kept: set[Slot] = set()  # those that cannot be evicted now
         self._users: dict[str, set[PrefixKey]] = {}
         self.evictions = self.expired_pins = self.refused_pins = 0
+        self.on_evicted: Callable[[PrefixKey], None] = lambda key: None  # told what has left
 
     @property
     def budget(self) -> int:
@@ -166,8 +167,10 @@ class PrefixCache:
             if not self.arena.fits_after(nbytes, pieces):
                 return Busy("cache_full")
             while offset is None:
-                self._remove(next(self._evictable_by_age()))
+                oldest = next(self._evictable_by_age())
+                self._remove(oldest)
                 self.evictions += 1
+                self.on_evicted(oldest.key)
                 offset = self.arena.take(nbytes)
         memory = self.arena.view(offset, nbytes)
         slot = Slot(key, offset, self.shape.buffer(capacity, memory), self._kept)

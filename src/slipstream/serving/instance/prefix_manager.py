@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.errors import SlipstreamError
-from slipstream.serving.cache.expander import Expander
+from slipstream.serving.cache.expander import Expander, HostLease
 from slipstream.serving.cache.inflight import InflightPrefix, InflightPrefixes, PrefixRequest
 from slipstream.serving.cache.prefix_cache import Busy, Lease, PrefixCache
 from slipstream.serving.cache.prefix_memory import PREFIX_MEMORY, PrefixMemory
@@ -215,6 +215,8 @@ class PrefixManager:
         """Publish a prefix or remove it, and tell those who wait for it."""
         self.outstanding_behaviours -= len(inflight.request.encoded)
         if error is None:
+            from_host = isinstance(inflight.base, HostLease)
+            self.copies.note_filled(inflight.request.key.user, from_host=from_host)
             self.inflight.finish(inflight, inflight.pinned_until)
         else:
             self.inflight.fail(inflight)
