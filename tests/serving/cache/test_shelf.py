@@ -137,3 +137,5 @@ def test_memory_taken_in_the_background_has_its_pages_and_a_closed_shelf_survive
         await growth
 
     asyncio.run(close_meanwhile())
+    asyncio.run(shelf.grow(4096))  # a closed one stays as it is
+    assert not shelf._growing

@@ -11,11 +11,18 @@ from tests.support.serving_samples import history
 
 
 async def _use(served, length: int, user: str) -> None:
-    held, _ = await served.prefixes.compute(
-        request_prefix(served, history(length, seed=length), user), soon()
-    )
+    wanted = request_prefix(served, history(length, seed=length), user)
+    held, _ = await served.prefixes.compute(wanted, soon())
     served.prefixes.release(held)
     await asyncio.sleep(0.02)
+
+
+async def _where(served, length: int, user: str) -> str:
+    """Where a prefix is found."""
+    wanted = request_prefix(served, history(length, seed=length), user)
+    held, hit = await served.prefixes.compute(wanted, soon())
+    held.release()
+    return hit
 
 
 def test_nothing_is_copied_while_there_is_room_and_requests_come(tmp_path, monkeypatch):
@@ -61,11 +68,7 @@ def test_scarce_room_copies_the_prefix_used_least_recently_before_it_is_evicted(
         await until(lambda: served.counts["demoted"] == 4)
         for number in range(4, 9):
             await _use(served, 120, f"user {number}")
-        held, hit = await served.prefixes.compute(
-            request_prefix(served, history(120, seed=120), "user 0"), soon()
-        )
-        held.release()
-        return hit
+        return await _where(served, 120, "user 0")
 
     assert run(scenario()) == "host"  # evicted, yet not lost
     assert served.prefixes.cache.evictions > 0
@@ -84,14 +87,7 @@ def test_an_ending_process_leaves_its_prefixes_to_the_next(tmp_path, monkeypatch
     served.close()
     _, second = instance(tmp_path, host_path=tmp_path / "shelf")
 
-    async def again():
-        held, hit = await second.prefixes.compute(
-            request_prefix(second, history(100, seed=100), "ann"), soon()
-        )
-        held.release()
-        return hit
-
-    assert run(again()) == "host"
+    assert run(_where(second, 100, "ann")) == "host"
     second.close()
 
 
@@ -100,12 +96,14 @@ def test_prefixes_that_are_gone_are_forgotten(tmp_path, monkeypatch):
     _, served = instance(tmp_path, host_path=tmp_path / "shelf")
 
     async def scenario():
+        await _use(served, 100, "kept")
         for number in range(80):
             await _use(served, 100, f"user {number}")
             served.prefixes.forget(f"user {number}")
         return len(served.prefixes.copies)
 
-    assert run(scenario()) <= 66
+    assert run(scenario()) <= 67
+    assert [slot.holders for slot in served.prefixes.cache.slots()] == [0]
     served.close()
 
 

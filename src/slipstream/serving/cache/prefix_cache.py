@@ -215,6 +215,10 @@ class PrefixCache:
         self._slots.move_to_end(key)
         return Lease(slot)
 
+    def has(self, key: PrefixKey) -> bool:
+        """Whether there is an entry, READY or not."""
+        return key in self._slots
+
     def lease(self, key: PrefixKey) -> Lease | None:
         """Lease a READY entry without using it: its age and its pin stay; None: no such entry."""
         slot = self._slots.get(key)

@@ -156,6 +156,8 @@ class Shelf:
 
     async def grow(self, nbytes: int) -> None:
         """Allocate memory in a thread, its pages too: they take a system's time to be had."""
+        if self._file < 0:
+            return  # closed
         self._growing, file = True, os.dup(self._file)  # the shelf may be closed meanwhile
         new = self.payload(self.extents.nbytes, nbytes)
         try:

@@ -41,13 +41,8 @@ class HostCopies:
         most: int,
         counts: Counter[str],
     ) -> None:
-        self.cache, self.expander, self.jobs, self.most, self.counts = (
-            cache,
-            expander,
-            jobs,
-            most,
-            counts,
-        )
+        self.cache, self.expander, self.jobs = cache, expander, jobs
+        self.most, self.counts = most, counts
         self.underway = 0
         self.finishing = False  # copy everything: the process ends
         self._growth: asyncio.Task[None] | None = None
@@ -66,13 +61,13 @@ class HostCopies:
 
     def note_used(self, key: PrefixKey) -> None:
         """Note that a request has used a prefix: the host tier shall have it in time."""
+        self._last_used = self.jobs.clock.now()
         if self.expander is None or self.expander.has(key):
             return
-        self._last_used = self.jobs.clock.now()
         self._waiting[key] = None
         self._waiting.move_to_end(key)
         if len(self._waiting) > 2 * len(self.cache) + 64:  # prefixes may have gone meanwhile
-            for gone in [each for each in self._waiting if self.cache.lease(each) is None]:
+            for gone in [each for each in self._waiting if not self.cache.has(each)]:
                 del self._waiting[gone]
         if self._timer is None:
             loop = asyncio.get_running_loop()
@@ -85,6 +80,10 @@ class HostCopies:
         if user in self._gone:
             del self._gone[user]
             self._read_again += not from_host
+
+    def forget(self, user: str) -> None:
+        """Forget a user."""
+        self._gone.pop(user, None)
 
     def _note_evicted(self, key: PrefixKey) -> None:
         """Note that the device tier has given a prefix up."""

@@ -232,6 +232,7 @@ class PrefixManager:
 
     def forget(self, user: str) -> bool:
         """Remove a user's prefixes from both tiers; False where some are still in use."""
+        self.copies.forget(user)
         filling = any(key.user == user for key in self.inflight.by_key)
         left = self.cache.forget(user)
         if self.expander is not None:
