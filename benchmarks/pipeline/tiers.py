@@ -6,12 +6,14 @@ slow in another way.
 """
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from slipstream.tables.disk_table import DiskTable, ReadThrottle
@@ -78,6 +80,7 @@ class SlowDiskTable(DiskTable):
         super().__init__(name, num_rows, dim, optimizer, directory, **options)
         self._pace, self._latency = None if read_rate is None else ReadThrottle(read_rate), latency
         self._at_full_speed, self.seconds = False, 0.0
+        self._of_thread = threading.local()  # `reads`: rows that the thread's call read from files
 
     @contextmanager
     def at_full_speed(self) -> Iterator[None]:
@@ -89,15 +92,20 @@ class SlowDiskTable(DiskTable):
             self._at_full_speed = False
 
     def _slowed(self, call: Callable[..., T], *arguments: Any) -> T:
-        begin, before = time.perf_counter(), self.counters["reads"]
+        begin, self._of_thread.reads = time.perf_counter(), 0
         result = call(*arguments)
-        reads = self.counters["reads"] - before
+        reads = self._of_thread.reads
         if reads and not self._at_full_speed:
             time.sleep(self._latency)
             if self._pace is not None:
                 self._pace.wait(reads)
         self.seconds += time.perf_counter() - begin
         return result
+
+    def _load(self, keys_U: torch.Tensor, numbers_U: np.ndarray) -> Rows:
+        read = int(self._files.written(numbers_U).sum())
+        self._of_thread.reads = getattr(self._of_thread, "reads", 0) + read
+        return super()._load(keys_U, numbers_U)
 
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
         return self._slowed(super().gather, keys_U)

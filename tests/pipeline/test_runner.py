@@ -1,5 +1,8 @@
 """A pipeline trains by the bits of the plain loop; a stale one by those of the stale loop."""
 
+import contextlib
+import threading
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -9,8 +12,10 @@ import torch
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import make_schedule
+from slipstream.tables.disk_table import DiskTable
 from slipstream.tables.exchange import Exchange
 from slipstream.tables.factory import make_table
+from slipstream.tables.memory_table import MemoryTable
 from tests.support.pipeline_problem import (
     DIM,
     OPTIMIZERS,
@@ -100,6 +105,41 @@ def test_more_prefetch_buffers_change_nothing(buffers_ahead):
         pipelined(schedule, problem, OPTIMIZERS["adam"]),
         plain_outcome(problem, OPTIMIZERS["adam"], 2),
     )
+
+
+def test_rows_of_several_steps_are_retrieved_at_a_time(tmp_path, monkeypatch):
+    """Every retrieval waits for another one of the same moment, as for a far tier."""
+    together, real = threading.Barrier(2), DiskTable.read
+
+    def read(table, keys_U):
+        if table.name == "user" and threading.current_thread().name == "slipstream-table":
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(5.0)
+        return real(table, keys_U)
+
+    monkeypatch.setattr(DiskTable, "read", read)
+    schedule = make_schedule("nested", micro_batches=2, buffers_ahead=2)
+    problem = Problem(steps=40)  # an even number, so that nobody waits alone
+    tables = tables_of("disk", tmp_path)
+    found = pipelined(schedule, problem, OPTIMIZERS["adam"], tables)
+    assert not together.broken
+    assert not differences(found, plain_outcome(problem, OPTIMIZERS["adam"], 2))
+
+
+def test_a_table_that_marks_what_it_reads_is_read_by_one_thread_at_a_time(monkeypatch):
+    inside, most, real = [], [], MemoryTable.read
+
+    def read(table, keys_U):
+        inside.append(table.name)
+        most.append(len(inside))
+        time.sleep(1e-3)
+        inside.remove(table.name)
+        return real(table, keys_U)
+
+    monkeypatch.setattr(MemoryTable, "read", read)
+    schedule = make_schedule("nested", micro_batches=2, buffers_ahead=3)
+    pipelined(schedule, Problem(steps=20), OPTIMIZERS["adam"])
+    assert max(most) == 1
 
 
 STALE = [

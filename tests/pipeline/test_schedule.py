@@ -57,6 +57,9 @@ def test_more_buffers_shift_what_is_done_ahead_and_what_it_waits_for():
     }
     assert After("write", back=4) in more["retrieve"].after
     assert more["synchronise"] == NESTED["synchronise"]
+    # So many retrievals at a time, but where their order decides what they see.
+    assert (NESTED["retrieve"].threads, more["retrieve"].threads) == (1, 3)
+    assert make_schedule("semi_async", staleness=3)["retrieve"].threads == 1
 
 
 def test_more_staleness_lets_rows_be_read_earlier():

@@ -50,8 +50,11 @@ def test_a_schedule_that_does_not_cut_gives_the_bits_of_the_plain_loop(store, tm
     train(recipe_of("synchronous"), store, tmp_path / "plain", quiet=True)
     train(recipe_of("dual_buffer"), store, tmp_path / "dual", quiet=True)
     train(recipe_of("nested", micro_batches=1), store, tmp_path / "nested", quiet=True)
+    deep = recipe_of("nested", micro_batches=1, buffers_ahead=3)
+    train(deep, store, tmp_path / "deep", quiet=True)
     plain = trained(tmp_path / "plain")
-    assert same(trained(tmp_path / "dual"), plain) and same(trained(tmp_path / "nested"), plain)
+    for name in ("dual", "nested", "deep"):
+        assert same(trained(tmp_path / name), plain)
     assert not lanes_left()
 
 
@@ -174,6 +177,11 @@ def test_recipes_reach_the_schedule_and_the_digest():
         == 3
     )
     assert trained_digest(recipe_of("nested", staleness=3)) == trained_digest(recipe_of("nested"))
+    deep = recipe_of("nested", buffers_ahead=3)
+    assert recipe_schedule(deep).buffers_ahead == 3
+    assert trained_digest(deep) == trained_digest(recipe_of("nested"))
+    with pytest.raises(SlipstreamError, match="cannot work 3 buffers ahead"):
+        recipe_schedule(recipe_of("frozen_window", buffers_ahead=3))
 
 
 def test_what_stale_ranks_remember_is_read_by_any_number_of_ranks(tmp_path):

@@ -1,9 +1,10 @@
 """Runs any schedule, lane by lane: each lane is a thread with its own fixed order.
 
-The compute lane is the caller. A lane takes its next task, waits until everything the schedule
-lists for it has ended, runs it, and records it. Nothing queues without bound: a stage's `ahead` is
-how far it may run before the update. The caller iterates over `steps()`; between two steps it may
-look at anything, and calls `settle()` first where it looks at tables.
+The compute lane is the caller. A stage may have threads of its own beside its lane's. A thread
+takes its next task, waits until everything the schedule lists for it has ended, runs it, and
+records it. Nothing queues without bound: a stage's `ahead` is how far it may run before the update.
+The caller iterates over `steps()`; between two steps it may look at anything, and calls `settle()`
+first where it looks at tables.
 
 Every way to end joins every thread: the data ends (`end`), the caller stops iterating, a stage
 raises (its error reaches the caller; what was updated is still written back). Where lanes talk to
@@ -15,10 +16,10 @@ when a pipeline starts, waits or ends in another way.
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from slipstream.pipeline import hazards
-from slipstream.pipeline.hazards import Task
+from slipstream.pipeline.hazards import LaneThread, Task
 from slipstream.pipeline.ledger import FOREVER, Ledger
 from slipstream.pipeline.schedule import Lane, Schedule, Stage
 from slipstream.pipeline.trace import Interval, Trace
@@ -63,15 +64,15 @@ class Executor:
         self._delay, self._closers = delay, dict(closers or {})
         self._first = schedule.stages[0].name
         self._stages = {stage.name: stage for stage in schedule.stages}
-        lanes = dict.fromkeys(stage.lane for stage in schedule.stages)
-        self._busy = {lane: threading.Lock() for lane in lanes}
-        threaded = [] if schedule.serial else [lane for lane in lanes if lane != Lane.COMPUTE]
+        threads = hazards.threads_of(schedule)
+        self._busy = {(each.lane, each.of, each.turn): threading.Lock() for each in threads}
+        threaded = [] if schedule.serial else [t for t in threads if t.lane != Lane.COMPUTE]
         self._ledger = Ledger(schedule, len(threaded), first)
         self._threads = [
             threading.Thread(
-                target=self._lane, args=(lane,), name=f"slipstream-{lane}", daemon=True
+                target=self._follow, args=(each,), name=f"slipstream-{each.lane}", daemon=True
             )
-            for lane in threaded
+            for each in threaded
         ]
 
     def steps(self) -> Generator[int, None, None]:
@@ -106,8 +107,11 @@ class Executor:
 
     @contextmanager
     def pause(self, lane: Lane) -> Iterator[None]:
-        """Hold a lane back between two of its tasks."""
-        with self._busy[lane]:
+        """Hold all threads of a lane back between two of their tasks."""
+        with ExitStack() as held:
+            for (of_lane, _, _), lock in self._busy.items():
+                if of_lane == lane:
+                    held.enter_context(lock)
             yield
 
     def _shut(self, *, finished: bool) -> None:
@@ -175,11 +179,10 @@ class Executor:
             self._run(self._stages[task.stage], task, time.perf_counter(), None)
         return step < self._ledger.last
 
-    def _lane(self, lane: Lane) -> None:
-        """Run a lane's tasks until there are none left."""
-        stages = [stage for stage in self.schedule.stages if stage.lane == lane]
+    def _follow(self, thread: LaneThread) -> None:
+        """Run a thread's tasks until there are none left."""
         try:
-            for stage, step in hazards.lane_order(stages, self.first, FOREVER):
+            for stage, step in thread.order(self.first, FOREVER):
                 if step - stage.ahead >= self._ledger.last:
                     break
                 self._stage(stage, step)
@@ -187,8 +190,8 @@ class Executor:
             pass
         except BaseException as error:
             self._ledger.stop(error)
-        if self._ledger.error is not None and lane in self._closers:
-            self._closers[lane]()
+        if self._ledger.error is not None and thread.lane in self._closers:
+            self._closers[thread.lane]()
         self._ledger.leave()
 
     def _stage(self, stage: Stage, step: int) -> None:
@@ -216,7 +219,7 @@ class Executor:
     def _run(self, stage: Stage, task: Task, ready: float, cause: Task | None) -> None:
         if self._delay is not None:
             time.sleep(self._delay(task))
-        with self._busy[stage.lane]:
+        with self._busy[stage.lane, stage.threads, task.step % stage.threads]:
             if self._ledger.stopping and not stage.drains:
                 raise _Leave
             begin = time.perf_counter()

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import torch
 
-from slipstream.pipeline.schedule import PACE, Schedule, Stage
+from slipstream.pipeline.schedule import PACE, Lane, Schedule, Stage
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,36 @@ def needs(
             yield Task(after.stage, step, task.micro - after.micro)
 
 
-def lane_order(stages: list[Stage], first: int, last: int) -> Iterator[tuple[Stage, int]]:
-    """Yield (stage, step) in a lane's order: round k takes each stage at step k + ahead."""
-    for round_ in range(first - max(stage.ahead for stage in stages), last):
+@dataclass(frozen=True)
+class LaneThread:
+    """A thread: stages of a lane, of every step or of each `of`-th."""
+
+    lane: Lane
+    stages: tuple[Stage, ...]
+    turn: int = 0
+    of: int = 1
+
+    def order(self, first: int, last: int) -> Iterator[tuple[Stage, int]]:
+        """Yield (stage, step) in the thread's order: round k takes each stage at step k + ahead."""
+        for round_ in range(first - max(stage.ahead for stage in self.stages), last):
+            for stage in self.stages:
+                step = round_ + stage.ahead
+                if first <= step < last and step % self.of == self.turn:
+                    yield stage, step
+
+
+def threads_of(schedule: Schedule) -> list[LaneThread]:
+    """Return a schedule's threads: one a lane, and those of stages that have several."""
+    found = []
+    for lane in dict.fromkeys(stage.lane for stage in schedule.stages):
+        stages = [stage for stage in schedule.stages if stage.lane == lane]
+        if together := tuple(stage for stage in stages if stage.threads == 1):
+            found.append(LaneThread(lane, together))
         for stage in stages:
-            if first <= round_ + stage.ahead < last:
-                yield stage, round_ + stage.ahead
+            if stage.threads > 1:
+                turns = range(stage.threads)
+                found += [LaneThread(lane, (stage,), turn, stage.threads) for turn in turns]
+    return found
 
 
 def serial_order(stages: tuple[Stage, ...], step: int, micros: int) -> Iterator[Task]:
@@ -87,16 +111,13 @@ def programs(schedule: Schedule, steps: int, micros: int) -> list[list[Task]]:
         return [
             [task for step in range(steps) for task in serial_order(schedule.stages, step, micros)]
         ]
-    lanes = dict.fromkeys(stage.lane for stage in schedule.stages)
     return [
         [
             Task(stage.name, step, micro)
-            for stage, step in lane_order(
-                [each for each in schedule.stages if each.lane == lane], 0, steps
-            )
+            for stage, step in thread.order(0, steps)
             for micro in range(micros if stage.each else 1)
         ]
-        for lane in lanes
+        for thread in threads_of(schedule)
     ]
 
 

@@ -11,9 +11,10 @@ micro-batches are summed at the owner in the micro-batches' order, so the result
 when anything ran. Touch this when a stage does something else.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,6 +112,7 @@ class Pipeline:
             "write": self._write,
         }
         self._steps: dict[int, _InflightStep] = {}
+        self._table_lock = threading.Lock()
         self._loaded: deque[Any] = deque()  # batches an earlier executor loaded and did not use
         self._newest, self._stop_asked = -1, False
         self._current = None if work.on_demand is None else self._connect(work.on_demand)
@@ -296,13 +298,19 @@ class Pipeline:
                 if name in self._steps[each].keys
             }
             origin = now.origins[name] = hazards.sources(keys_U, held)
-            rows = self.tables[name].read(keys_U[origin.rest_R] if origin.copies else keys_U)
+            wanted_R = keys_U[origin.rest_R] if origin.copies else keys_U
+            with self._alone(name):
+                rows = self.tables[name].read(wanted_R)
             now.buffers[name] = RowBuffer.from_table(keys_U, origin.rest_R, rows)
         oldest = self.first_step + step - self.schedule.staleness
         for earlier in range(self.first_step - 1, oldest - 1, -1):
             for name, (keys_U, weights_UD) in self._stale_rows.get(earlier, {}).items():
                 if name in now.buffers:
                     now.buffers[name].read_older(keys_U, weights_UD)
+
+    def _alone(self, name: str) -> AbstractContextManager[object]:
+        """Keep other threads from a table meanwhile, unless it lets them read beside."""
+        return nullcontext() if self.tables[name].read_by_several else self._table_lock
 
     def _synchronise(self, step: int, micro: int) -> None:
         for name, buffer in self._steps[step].buffers.items():
@@ -395,10 +403,11 @@ class Pipeline:
 
     def _write(self, step: int, micro: int) -> None:
         for name, buffer in self._steps[step].buffers.items():
-            self.tables[name].write(buffer.keys_U, buffer.rows())
+            with self._alone(name):
+                self.tables[name].write(buffer.keys_U, buffer.rows())
         for old in [
             each
-            for each in self._steps
+            for each in list(self._steps)
             if hazards.kept_until(self.schedule, each) <= step and each < step
         ]:
             del self._steps[old]

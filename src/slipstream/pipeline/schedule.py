@@ -20,9 +20,11 @@ The stages of a step, in the order data passes them:
 
 A stage with `ahead=a` may work on step t once step t-a-1 has been updated. A lane is a thread (and
 a stream on an accelerator): round k runs the lane's stages in the order listed, each for step
-k + ahead, so a lane's order is the same on every rank. `staleness` is a promise: the rows of step t
-have seen every update through step t-1-staleness and no later one. `hazards.py` proves it from the
-listed order alone, and the executor refuses a schedule that does not keep it.
+k + ahead, so a lane's order is the same on every rank. A stage with several `threads` has threads
+of its own, which take its steps in turns: retrievals that wait for a far tier wait together.
+`staleness` is a promise: the rows of step t have seen every update through step t-1-staleness and
+no later one. `hazards.py` proves it from the listed order alone, and the executor refuses a
+schedule that does not keep it.
 
 Touch this to add a schedule or a stage. The plain loop (`training/loop.py`) is what users call
 `train.schedule=synchronous`; SERIAL runs these stages one after the other, without threads.
@@ -40,7 +42,7 @@ class Lane(StrEnum):
 
     LOADER = "loader"
     NETWORK = "network"  # exchange of keys
-    TABLE = "table"  # the only lane that touches the tables
+    TABLE = "table"  # the only lane that touches the tables, with all its threads
     BUFFER = "buffer"  # copies between buffers
     ROWS = "rows"  # exchange of rows
     GRADIENTS = "gradients"  # exchange of gradients
@@ -85,6 +87,7 @@ class Stage:
     ahead: int = 0
     each: bool = False  # runs once per micro-batch
     drains: bool = False  # what is ready is still finished after a stop or an error
+    threads: int = 1  # more: threads of its own beside its lane's, which take its steps in turns
 
 
 @dataclass(frozen=True)
@@ -303,7 +306,14 @@ def _with_numbers(schedule: Schedule, buffers_ahead: int | None, staleness: int 
         **dict.fromkeys(("load", "route", "place", "retrieve"), further),
         **dict.fromkeys(("synchronise", "answer"), older),
     }
-    stages = tuple(_shift(stage, shifts.get(stage.name, 0)) for stage in schedule.stages)
+    stages = tuple(
+        replace(
+            _shift(stage, shifts.get(stage.name, 0)),
+            # As many retrievals at a time as buffers are filled. With staleness their order counts.
+            threads=ahead if stage.name == "retrieve" and not stale else stage.threads,
+        )
+        for stage in schedule.stages
+    )
     return replace(schedule, stages=stages, staleness=stale)
 
 

@@ -9,7 +9,7 @@ slower. Touch this when a task of a schedule takes another kind of resource.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -69,8 +69,11 @@ class LaneTimes:
 def task_order(schedule: Schedule, steps: int) -> tuple[PlannedTask, ...]:
     """Return all tasks in the order in which they begin if compute takes most of the time.
 
-    It keeps the order of every lane, and every task comes after those it needs.
+    It keeps the order of every lane, and every task comes after those it needs. A lane has one
+    thread here: lookups take the time of a resource that they share.
     """
+    stages = tuple(replace(stage, threads=1) for stage in schedule.stages)
+    schedule = replace(schedule, stages=stages)
     programs = hazards.programs(schedule, steps, schedule.micro_batches)
     at, ends, found = [0] * len(programs), dict[Task, int](), list[tuple[int, PlannedTask]]()
     threads_end = [0] * len(programs)

@@ -6,7 +6,7 @@ the way of committing in disk_files.py.
 Rows are in files, read by several threads. A write-back cache of `cache_bytes` holds the rows in
 use, and optimizers update them there. `flush` makes all rows durable; a process killed at any
 moment leaves the table as of its last flush. Files are read without holding the table's lock, so
-one thread may read rows while another trains. The schedule decides which rows may be read when.
+some threads may read rows while another trains. The schedule decides which rows may be read when.
 """
 
 import threading
@@ -96,6 +96,7 @@ class DiskTable:
         refuse_dense_optimizer(name, optimizer, "disk")
         self.name, self.dim, self.optimizer, self.dtype = name, dim, optimizer, dtype
         self.seed, self.init_scale, self.readers, self.forgets = seed, init_scale, readers, False
+        self.read_by_several = True
         self._format = RecordFormat(optimizer, dim, dtype)
         placement = placement or Placement(1)
         self._numbering: Numbering = (
@@ -327,7 +328,7 @@ class DiskTable:
                 self._cache.use(slots_U[hit_U])
             found = self._cache.rows(slots_U[hit_U])
             seen = self._written_back
-        self.counters["hits"] += len(found.weights_UD)
+            self.counters["hits"] += len(found.weights_UD)
         if bool(hit_U.all()):
             return found
         missing_U = ~hit_U
@@ -350,8 +351,9 @@ class DiskTable:
             rows.weights_UD[target] = read.weights_UD
             for entry, value in rows.state.items():
                 value[target] = read.state[entry]
-        self.counters["reads"] += len(order)
-        self.counters["initialized"] += len(numbers_U) - len(order)
+        with self._lock:
+            self.counters["reads"] += len(order)
+            self.counters["initialized"] += len(numbers_U) - len(order)
         return rows
 
     def _first_values(self, keys_U: torch.Tensor) -> Rows:

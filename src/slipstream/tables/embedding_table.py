@@ -57,6 +57,11 @@ class EmbeddingTable(Protocol):
         """Whether a trained row may later be read as new, because of admission or eviction."""
         ...
 
+    @property
+    def read_by_several(self) -> bool:
+        """Whether threads may read rows at a time, beside one that writes other rows."""
+        ...
+
     def gather(self, keys_U: torch.Tensor) -> torch.Tensor:
         """Copy the weights of these rows; keys may come in any order and repeat."""
         ...

@@ -125,6 +125,10 @@ class HashedTable:
         """Return whether a trained row may later be read as new: with admission or eviction."""
         return self.admit_after > 1 or self.max_rows is not None
 
+    @property
+    def read_by_several(self) -> bool:
+        return False
+
     def __len__(self) -> int:
         """Return the number of ids that have a row."""
         return len(self._index)

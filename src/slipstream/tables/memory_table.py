@@ -51,6 +51,7 @@ class MemoryTable:
         self.name, self.num_rows, self.dim = name, num_rows, dim
         self.optimizer, self.dtype = optimizer, dtype
         self.seed, self.init_scale, self.forgets = seed, init_scale, False
+        self.read_by_several = False  # a read marks the rows that it creates
         part = None if placement is None or placement.world == 1 else placement.slices(rank)
         self._layout = None if part is None else SliceLayout(num_rows, *part)
         self._held = num_rows if self._layout is None else self._layout.count

@@ -189,7 +189,7 @@ def trained_digest(recipe: Recipe) -> str:
     """
     content = recipe.model_dump(mode="json", exclude={"name", "data"})
     bookkeeping = ["checkpoint_every", "keep_last", "log_every", "tensorboard", "rank_timeout"]
-    bookkeeping += ["micro_batches", "cluster", "loggers", "checkpoint_seconds"]
+    bookkeeping += ["micro_batches", "buffers_ahead", "cluster", "loggers", "checkpoint_seconds"]
     bookkeeping += ["activation_checkpointing"]
     # Where and how a step is computed does not matter: what digests said before there was a choice.
     content["train"] |= {"threads": None, "device": "cpu"}

@@ -382,6 +382,11 @@ class TrainConfig(Section):
         description="parts of a batch under frozen_window and nested; auto chooses from the first "
         "steps' times (not repeatable)",
     )
+    buffers_ahead: Annotated[int, Field(ge=1, le=16)] = Field(
+        1,
+        description="nested and dual_buffer: steps whose rows are retrieved before their turn, all "
+        "at a time from a table on disk; more where it answers late, at the memory of their rows",
+    )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="how linear layers multiply while training: bf16 halves their operands; "

@@ -144,7 +144,8 @@ def recipe_schedule(recipe: Recipe) -> Schedule:
     micro_batches = parts
     if config.schedule in ("frozen_window", "nested"):
         micro_batches *= 8 if config.micro_batches == "auto" else config.micro_batches
-    return make_schedule(config.schedule, micro_batches=micro_batches)
+    ahead = config.buffers_ahead if config.buffers_ahead > 1 else None
+    return make_schedule(config.schedule, micro_batches=micro_batches, buffers_ahead=ahead)
 
 
 def stale_row_files(rows: StaleRows, ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
