@@ -52,7 +52,7 @@ NESTED_SHARE = at_least(
 )
 NESTED_LATENCY = at_least(
     2.5,
-    "`nested` against the plain loop, table slow by latency",
+    "`nested`, 1 or 2 steps ahead, against the plain loop, table slow by latency",
     "pipeline",
     "nested_speedup_latency",
     ".2f",

@@ -44,6 +44,12 @@ def test_retrievals_that_are_sometimes_long_get_a_second_buffer():
     )
 
 
+def test_buffers_that_a_recipe_names_are_kept():
+    named = make_schedule("nested", buffers_ahead=3)
+    chosen, why = adaptive.choose(named, probe(1, 0.2, 0.1, 0.1), probe(8, 0.12, 0.102, 0.11))
+    assert chosen.buffers_ahead == 3 and "3 buffers ahead" in why
+
+
 def machine(plain, **schedules):
     """Answer a search from times by schedule: {'nested': lambda micro_batches: seconds}."""
 

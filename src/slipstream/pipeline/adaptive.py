@@ -107,7 +107,8 @@ def choose(schedule: Schedule, whole: Probe, cut: Probe) -> tuple[Schedule, str]
             f"1/{micro_batches} exposed ({_ms(predicted(whole, cut, micro_batches))} a step "
             "expected)"
         )
-    buffers = _buffers(whole, predicted(whole, cut, micro_batches))
+    # At least as many as the schedule has: a recipe may name more.
+    buffers = max(_buffers(whole, predicted(whole, cut, micro_batches)), schedule.buffers_ahead)
     why += f"; looking up takes {_ms(whole.table)}, at most {_ms(whole.longest_table)}"
     sentence = (
         f"schedule {schedule.name}: {micro_batches} micro-batches, {buffers} "
