@@ -10,6 +10,7 @@ yet, a table says so and names the command. Touch this when a table is written i
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from slipstream.files import atomic_file
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+WIDTH = 120  # columns of prose
 PLACE = re.compile(r"(<!-- evidence: ([\w-]+) -->\n).*?(<!-- end of evidence -->)", re.DOTALL)
 
 Result = dict[str, Any]
@@ -55,21 +57,24 @@ class RowTable:
         if not is_recorded(self.bench):
             return [f"Not recorded yet: `{planned_command(self.bench)}`."]
         result = read_result(self.bench)
-        rows = [
-            [_cell(row, column) for column in self.columns]
-            for row in result["rows"]
-            if self.keep(row)
-        ]
+        kept = [row for row in result["rows"] if self.keep(row)]
+        if not kept:
+            return [f"Not recorded yet: `{planned_command(self.bench)}`."]
+        rows = [[_cell(row, column) for column in self.columns] for row in kept]
         ruler = ["---", *("--:" for _ in self.columns[1:])]
         head = [column.heading for column in self.columns]
-        return [*(_line(cells) for cells in (head, ruler, *rows)), "", source(result)]
+        # Rows that several commands made say themselves where they come from.
+        own = dict.fromkeys(source(row) for row in kept if "commit" in row)
+        sources = textwrap.wrap(" ".join(own) or source(result), WIDTH, break_on_hyphens=False)
+        return [*(_line(cells) for cells in (head, ruler, *rows)), "", *sources]
 
 
 @dataclass(frozen=True)
 class Claim:
     """A headline figure of a result, what it means, and the bar it is held against.
 
-    `bar` is the least allowed value, or the most where `at_most`.
+    `bar` is the least allowed value, or the most where `at_most`. A result that is made `in_parts`
+    may lack the claim until its part is there.
     """
 
     text: str
@@ -80,13 +85,17 @@ class Claim:
     unit: str = ""
     bar: float | None = None
     at_most: bool = False
+    in_parts: bool = False
 
     def cells(self) -> list[str]:
         """Return text, figure, bar and command."""
+        missing = [self.text, "not recorded", self._bar(), f"`{planned_command(self.bench)}`"]
         if not is_recorded(self.bench):
-            return [self.text, "not recorded", self._bar(), f"`{planned_command(self.bench)}`"]
+            return missing
         result = read_result(self.bench)
         if self.name not in result["claims"]:
+            if self.in_parts:
+                return missing
             raise SlipstreamError(f"results/{self.bench}.json has no claim '{self.name}'")
         value = result["claims"][self.name]
         return [self.text, self._written(value), self._verdict(value), f"`{command(result)}`"]

@@ -54,7 +54,8 @@ def exactly(better: Literal["higher", "lower"], *names: str) -> tuple[Held, ...]
 class Benchmark:
     """One benchmark: the words after `python -m`, the code it measures with, minutes it takes.
 
-    `sources` are paths under the root; the protocol is added to them.
+    `sources` are paths under the root; the protocol is added to them. One that takes hours is run
+    only when it is named.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Benchmark:
     sources: tuple[str, ...]
     minutes: int
     held: tuple[Held, ...] = ()
+    only_named: bool = False
 
     @property
     def protocol(self) -> str:
@@ -73,6 +75,12 @@ def comparison(name: str, minutes: int, *held: Held, file: bool = False) -> Benc
     """Return a benchmark of this folder: a package, or one file."""
     path = f"benchmarks/{name}.py" if file else f"benchmarks/{name}"
     return Benchmark(name, (f"benchmarks.{name}",), (path,), minutes, held)
+
+
+def study(name: str, minutes: int, *words: str) -> Benchmark:
+    """Return a package of this folder that takes hours; it keeps what is done and goes on."""
+    command = (f"benchmarks.{name}", *words)
+    return Benchmark(name, command, (f"benchmarks/{name}",), minutes, only_named=True)
 
 
 def measurement(name: str, module: str, minutes: int, *held: Held) -> Benchmark:
@@ -119,6 +127,7 @@ BENCHMARKS = (
     comparison("checkpoint", 10, file=True),
     comparison("full_recipes", 75, file=True),
     comparison("large_catalogue", 40, file=True),
+    comparison("ranking", 15),
     comparison("hit", 5, *lower("hit_vs_engine_1024"), file=True),
     comparison("kv_precision", 4, *exactly("higher", "paths_equal"), file=True),
     comparison("recommend", 10, *exactly("higher", "topk_equal")),
@@ -127,4 +136,6 @@ BENCHMARKS = (
     comparison("chaos", 20),
     comparison("simulate", 5),
     comparison("serving", 110),
+    study("reproduce", 150, "ml-1m"),
+    study("arena", 1500),
 )

@@ -69,12 +69,12 @@ def why_due(benchmark: Benchmark, results: Path) -> str | None:
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks of these names, in the order of the plan; all if none is named."""
+    """Return the benchmarks of these names in the order of the plan, or the usual ones."""
     known = [benchmark.name for benchmark in BENCHMARKS]
     for name in names:
         if name not in known:
             raise SlipstreamError(f"no recorded benchmark '{name}'{did_you_mean(name, known)}")
-    return [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
+    return [one for one in BENCHMARKS if one.name in names or not (names or one.only_named)]
 
 
 def start(benchmark: Benchmark, path: Path, quick: bool) -> None:

@@ -6,6 +6,7 @@ steps, tables and schedules are in evidence_training.py.
 
 from typing import Any
 
+from benchmarks.arena.evidence_tables import ARENA_TABLES
 from benchmarks.evidence import Claim, ClaimTable, Column, EvidenceTable, RowTable
 from benchmarks.evidence_training import README_CLAIMS, TRAINING_TABLES, at_most
 
@@ -18,6 +19,7 @@ SERVED = {
 }
 TABLES: dict[str, EvidenceTable] = {
     **TRAINING_TABLES,
+    **ARENA_TABLES,
     "attack-claims": ClaimTable(
         (
             Claim("attempts refused", "attack", "refused", ".4f", bar=1.0),
@@ -242,6 +244,22 @@ TABLES: dict[str, EvidenceTable] = {
             ),
             Column("of its ideal queue, %", lambda row: row.get("of_ideal"), ".0f", 100),
             Column("over the best in line", lambda row: row.get("over_inline"), ".2f"),
+        ),
+    ),
+    "ranking": RowTable(
+        "ranking",
+        (
+            Column("", lambda row: {"slipstream": "**slipstream**", "din": "DIN"}[row["variant"]]),
+            Column("AUC", "AUC", ".4f"),
+            Column("±", "sd AUC", ".4f"),
+            Column("GAUC", "GAUC", ".4f"),
+            *(
+                Column(f"AUC, {task.replace('_', ' ')}", f"AUC/{task}", ".4f")
+                for task in ("click", "like", "long_view")
+            ),
+            Column("best epoch", "best_epoch", ".0f"),
+            Column("training, s", "seconds", ".0f"),
+            Column("GB", "peak_bytes", ".2f", 1e-9),
         ),
     ),
     "serving-claims": ClaimTable(

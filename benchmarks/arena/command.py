@@ -99,10 +99,15 @@ def _words(values: Names) -> Names:
 
 
 def _run(plan: Plan, json_path: Path | None) -> dict[str, Any]:
-    """Run a contest; its JSON is written again after every contender."""
+    """Run a contest; its JSON is written again after every contender.
+
+    Rows of a file that is there already stay, unless their contender is run again.
+    """
+    there = json_path is not None and json_path.is_file()
+    recorded = report.read_recorded(json_path)["rows"] if there and json_path else []
 
     def result_of(entries: list[Entry]) -> dict[str, Any]:
-        rows = make_rows(entries)
+        rows = make_rows(entries, recorded, **report.origin(plan.threads, plan.minutes))
         return report.make_result(rows, make_claims(rows), plan.threads, plan.minutes)
 
     def finished(entries: list[Entry]) -> None:

@@ -45,7 +45,7 @@ def python_of(name: str, work: Path, say: Say) -> Path:
             f"no environment '{name}' is declared in benchmarks/arena/environments.py; add its "
             "requirements there"
         )
-    directory = work / "environments" / name
+    directory = (work / "environments" / name).absolute()  # contenders run in other folders
     if not is_installed(name, directory):
         install(name, directory, say)
     return directory / "bin" / "python"

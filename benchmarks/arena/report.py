@@ -38,19 +38,22 @@ LEGEND = (
 )
 
 
-def make_result(rows: Sequence[Row], claims: Claims, threads: int, minutes: float) -> Result:
-    """Return the JSON of a contest."""
+def origin(threads: int, minutes: float) -> dict[str, Any]:
+    """Return of which command, commit and machine figures are."""
     return {
-        "bench": "arena",
         "command": harness.command_line(),
         "commit": harness.commit(),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": harness.machine(),
         "threads": threads,
         "minutes": minutes,
-        "rows": list(rows),
-        "claims": claims,
     }
+
+
+def make_result(rows: Sequence[Row], claims: Claims, threads: int, minutes: float) -> Result:
+    """Return the JSON of a contest; every row has an origin of its own, too."""
+    found = origin(threads, minutes)
+    return {"bench": "arena", **found, "rows": list(rows), "claims": claims}
 
 
 def write_result(result: Result, path: Path) -> None:

@@ -5,15 +5,19 @@ Touch this when a column or a claim changes; benchmarks/protocols/arena.md defin
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 from benchmarks.arena.cells import FIGURES
+from benchmarks.arena.contenders import CONTENDERS
 from benchmarks.arena.contest import Entry, Sample
+from benchmarks.arena.data_sets import DATA_SETS
 
 Row = dict[str, Any]
 Claims = dict[str, float]
 QUALITY = "NDCG@10"
+ORDER = {name: place for place, name in enumerate([*DATA_SETS, *(c.name for c in CONTENDERS)])}
 FIRSTS = {  # what one can be first in; a compiled model of a peer counts as the peer
     "time": ("seconds_to_quality",),
     "memory": ("peak_bytes",),
@@ -25,21 +29,37 @@ DEFAULT = "slipstream-default"
 ML_1M = "ml-1m"
 
 
-def make_rows(entries: Sequence[Entry]) -> list[Row]:
-    """Return a row for every contender on every data set, those that failed too."""
-    rows = []
-    for name in dict.fromkeys(entry.data.name for entry in entries):
-        mine = [entry for entry in entries if entry.data.name == name]
+def make_rows(entries: Sequence[Entry], recorded: Sequence[Row] = (), **made: Any) -> list[Row]:
+    """Return a row for every contender on every data set, those that failed too.
+
+    A row that is `recorded` stays unless its contender was run again. `made` says of the new rows
+    when, where and of which commit they are.
+    """
+    found = {_place(row): row for row in recorded}
+    found |= {_place(row): {**row, **made} for row in map(_row, entries)}
+    rows = [found[place] for place in sorted(found)]
+    for name in dict.fromkeys(row["data"] for row in rows):
+        mine = [row for row in rows if row["data"] == name]
         bar = quality_bar(mine)
-        rows += [_row(entry, bar) for entry in mine]
+        for row in mine:
+            if row["samples"]:
+                row["seconds_to_quality"] = (
+                    None if bar is None else _mean(row["samples"], partial(seconds_to, quality=bar))
+                )
     return rows
 
 
-def quality_bar(entries: Sequence[Entry]) -> float | None:
+def _place(row: Row) -> tuple[tuple[int, str], ...]:
+    """Return where a row stands: by its data set, then by its contender, others at the end."""
+    names = row["data"], row["variant"]
+    return tuple((ORDER.get(name, len(ORDER)), name) for name in names)
+
+
+def quality_bar(rows: Sequence[Row]) -> float | None:
     """Return the best validation NDCG@10 of the first peer that has figures."""
-    for entry in entries:
-        if entry.samples and not entry.contender.own:
-            return best_of(entry.samples[0])
+    for row in rows:
+        if row["samples"] and not row["own"]:
+            return best_of(row["samples"][0])
     return None
 
 
@@ -56,7 +76,7 @@ def seconds_to(sample: Sample, quality: float) -> float | None:
     return None
 
 
-def _row(entry: Entry, bar: float | None) -> Row:
+def _row(entry: Entry) -> Row:
     row: Row = {
         "variant": entry.contender.name,
         "data": entry.data.name,
@@ -77,9 +97,6 @@ def _row(entry: Entry, bar: float | None) -> Row:
     compiled = samples[0].get("compiled") or {}
     for name in ("recommend_ms_p50", "recommend_ms_p99"):
         row[f"compiled {name}"] = compiled.get(name)
-    row["seconds_to_quality"] = (
-        None if bar is None else _mean(samples, lambda sample: seconds_to(sample, bar))
-    )
     return {**row, "samples": samples}
 
 

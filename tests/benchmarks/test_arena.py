@@ -15,14 +15,12 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from benchmarks import evidence
 from benchmarks.arena import cells, environments, report
 from benchmarks.arena.cells import ContenderError, check_lists, run_cell
 from benchmarks.arena.contenders import CONTENDERS, Contender, choose_contenders
 from benchmarks.arena.contest import Entry, Plan, choose_data, make_cell, run_contest, split_of
 from benchmarks.arena.data_sets import DATA_SETS, DataSet
 from benchmarks.arena.environments import OWN
-from benchmarks.arena.evidence_tables import ARENA_TABLES
 from benchmarks.arena.peers.contest_io import Clock
 from benchmarks.arena.peers.contest_metrics import list_metrics
 from benchmarks.arena.peers.contest_split import TEST, VALIDATION, Split
@@ -31,6 +29,7 @@ from benchmarks.arena.summary import make_claims, make_rows
 from slipstream import api
 from slipstream.config import RECIPES
 from slipstream.errors import SlipstreamError
+from tests.support.arena_entries import entry_of
 
 PYTHON = environments.python_of(OWN, Path(), print)
 POPULAR = """
@@ -341,72 +340,6 @@ def test_a_clock_stops_at_its_mark(monkeypatch):
     assert clock.seconds == 5.0
 
 
-def entry_of(name: str, curve: list[tuple[float, float]], ndcg: float, gigabytes: float) -> Entry:
-    """An entry on MovieLens-1M: a curve of seconds and validation NDCG@10, and test figures."""
-    contender = next(each for each in CONTENDERS if each.name == name)
-    test = {f"{figure}@{k}": ndcg for figure in ("HR", "NDCG") for k in (10, 50, 200)}
-    lines = [
-        {"epoch": n, "training_seconds": seconds, "validation": {"NDCG@10": quality}}
-        for n, (seconds, quality) in enumerate(curve, 1)
-    ]
-    figures = {
-        "epochs": len(curve),
-        "best_epoch": len(curve),
-        "seconds_to_best": curve[-1][0],
-        "seconds_per_epoch": curve[0][0],
-        "peak_bytes": gigabytes * 1e9,
-        "training_peak_bytes": gigabytes * 1e9,
-        "recommend_ms_p50": 1.0,
-        "recommend_ms_p99": gigabytes,
-    }
-    return Entry(DATA_SETS["ml-1m"], contender, [{"test": test, "curve": lines, **figures}])
-
-
-def test_claims_compare_time_and_memory_with_rectools():
-    entries = [
-        entry_of("rectools-hstu", [(100.0, 0.10), (200.0, 0.18)], 0.17, 2.0),
-        entry_of("slipstream-hstu", [(2.0, 0.12), (4.0, 0.18), (6.0, 0.19)], 0.19, 0.5),
-        entry_of("slipstream-hstu-large", [(20.0, 0.15), (40.0, 0.21)], 0.20, 0.8),
-        entry_of("slipstream-default", [(3.0, 0.10)], 0.16, 0.4),
-    ]
-    claims = make_claims(make_rows(entries))
-    assert claims["time_vs_rectools_ml1m"] == pytest.approx(4.0 / 200.0)
-    assert claims["memory_vs_rectools_ml1m"] == pytest.approx(0.25)
-    frugal = entry_of("rectools-hstu-malloc", [(300.0, 0.10)], 0.10, 1.0)
-    assert make_claims(make_rows([*entries, frugal]))["memory_vs_rectools_ml1m"] == 0.5
-    assert claims["ndcg_ml1m"] == 0.16 and claims["ndcg_ml1m_best_peer"] == 0.17
-    assert claims["ndcg10_ml1m"] == 0.20 and claims["ndcg10_ml1m_no_time"] == 0.16
-    assert claims["first_time_ml1m"] == claims["first_p99_ml1m"] == 1.0
-    assert not make_rows([replace(entries[0], timed=False)])[0]["request_time"]
-    rows = {row["variant"]: row for row in make_rows(entries)}
-    assert rows["slipstream-default"]["seconds_to_quality"] is None
-
-
-def test_tables_fit_into_80_columns_and_pictures_are_drawn(tmp_path):
-    entries = [
-        entry_of("rectools-hstu-no-time", [(1000.0, 0.10), (1800.0, 0.18)], 0.1234, 12.0),
-        entry_of("slipstream-hstu-large", [(2.0, 0.2)], 0.2164, 0.5),
-    ]
-    rows = make_rows(entries)
-    result = report.make_result(rows, make_claims(rows), 2, 30.0)
-    console = Console(record=True, width=report.WIDTH)
-    report.show(result, console)
-    shown = console.export_text()
-    assert "…" not in shown and all(len(line) <= 80 for line in shown.splitlines())
-    assert ".2164" in shown and "30.0m" in shown and "slipstream-hstu-large*" in shown
-    report.draw(result, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_result_is_read_as_it_was_written(tmp_path):
-    rows = make_rows([entry_of("slipstream-default", [(3.0, 0.10)], 0.16, 0.4)])
-    result = report.make_result(rows, make_claims(rows), 2, 30.0)
-    report.write_result(result, tmp_path / "arena.json")
-    assert report.read_recorded(tmp_path / "arena.json") == result
-    with pytest.raises(SlipstreamError, match="no contest is recorded"):
-        report.read_recorded(tmp_path / "other.json")
-
-
 def test_names_choose_contenders_and_data():
     assert {each.environment for each in choose_contenders(["rectools"])} == {"rectools"}
     assert [each.name for each in choose_contenders(["slipstream-hstu"])] == ["slipstream-hstu"]
@@ -468,6 +401,8 @@ def test_an_environment_is_used_again_while_its_list_is_the_same(tmp_path, monke
     note = {"requirements": environments.fingerprint("peer")}
     (directory / environments.INSTALLED).write_text(json.dumps(note))
     assert environments.python_of("peer", tmp_path, print) == directory / "bin" / "python"
+    monkeypatch.chdir(tmp_path)  # contenders run in folders of their own
+    assert environments.python_of("peer", Path(), print) == directory / "bin" / "python"
     monkeypatch.setitem(environments.REQUIREMENTS, "peer", ("one==2",))
     assert not environments.is_installed("peer", directory)
 
@@ -478,23 +413,3 @@ def test_what_cannot_be_installed_is_told_in_one_sentence(made_up, tmp_path, mon
     entries, _ = contest(plan_for(made_up, tmp_path / "work", peer))
     assert "could not be installed" in entries[0].failure
     assert not environments.is_installed("peer", tmp_path / "work" / "environments" / "peer")
-
-
-def test_pages_take_their_tables_from_a_recorded_contest(tmp_path, monkeypatch):
-    failed = replace(entry_of("cornac-sasrec", [(9.0, 0.1)], 0.1, 1.0), samples=(), failure="late")
-    entries = [
-        entry_of("rectools-hstu", [(100.0, 0.10), (200.0, 0.18)], 0.17, 2.0),
-        entry_of("slipstream-hstu", [(2.0, 0.12), (4.0, 0.18)], 0.19, 0.5),
-        entry_of("slipstream-default", [(3.0, 0.10)], 0.16, 0.4),
-        failed,
-    ]
-    rows = make_rows(entries)
-    result = report.make_result(rows, make_claims(rows), 2, 30.0)
-    report.write_result(result, tmp_path / "arena.json")
-    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    assert "first_p99_ml1m" not in make_claims(rows[:1])  # nobody of ours took part
-    text = "\n".join(ARENA_TABLES["arena-ml-1m"].lines())
-    assert "| **slipstream-hstu** | yes | 0.1900 | 0.1900 |" in text
-    assert "| cornac-sasrec |  |  |  |  | failed |" in text and "| - |" in text
-    claims = "\n".join(ARENA_TABLES["arena-claims"].lines())
-    assert "0.020 | at most 0.033 |" in claims and "at least 0.3642: **missed**" in claims

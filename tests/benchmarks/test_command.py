@@ -14,7 +14,7 @@ from slipstream.errors import SlipstreamError
 
 MEASUREMENTS = (
     *("attack", "auto_schedule", "balance", "before_after", "chaos", "checkpoint", "disk_table"),
-    *("exchange", "negatives", "pipeline", "recommend", "router", "serving"),
+    *("exchange", "negatives", "pipeline", "ranking", "recommend", "router", "serving"),
     *("simulate", "startup", "tables"),
 )
 FOLDER = Path(command.__file__).parent

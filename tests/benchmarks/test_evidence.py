@@ -71,6 +71,10 @@ def test_a_table_says_what_is_not_recorded_yet_and_how_to_record_it():
     claim = Claim("faster", bench, "x", ".0f", bar=15, unit="x")
     cells = ["faster", "not recorded", "at least 15x", "`slipstream bench train-step`"]
     assert claim.cells() == cells
+    part = Claim("later", "demo", "speed", in_parts=True)
+    assert part.cells()[1] == "not recorded"
+    none_kept = RowTable("demo", (), keep=lambda row: False)
+    assert none_kept.lines() == ["Not recorded yet: `python -m benchmarks.demo`."]
     held = Claim("faster", "demo", "ratio")
     assert len(ClaimTable([held, claim]).lines()) == 4
     assert len(ClaimTable([held, claim], only_recorded=True).lines()) == 3

@@ -146,3 +146,8 @@ def test_every_recorded_result_belongs_to_a_benchmark():
     known = {benchmark.name for benchmark in BENCHMARKS}
     recorded = {path.stem for path in evidence_run.RESULTS.glob("*.json")}
     assert {name for name in recorded if "first_rule" not in name} <= known
+
+
+def test_what_takes_hours_runs_only_when_it_is_named():
+    assert "arena" not in [one.name for one in evidence_run.chosen([])]
+    assert [one.name for one in evidence_run.chosen(["arena"])] == ["arena"]

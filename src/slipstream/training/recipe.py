@@ -31,6 +31,7 @@ Part = TypeVar("Part", bound=BaseModel)
 # Keys younger than the digests of runs, as `section.key`, with the default that adds nothing.
 YOUNGER_KEYS: dict[str, Any] = {
     "context_features": [],
+    "fit_to_data": False,
     "item_vectors": [],
     "number_bins": 16,
     "number_scaling": "quantile",
@@ -72,6 +73,11 @@ class Recipe(Section):
     )
     seed: int = Field(
         42, ge=0, lt=2**63, description="one seed for order, initial weights, dropout and negatives"
+    )
+    fit_to_data: bool = Field(
+        False,
+        description="choose the length, dropout and loss from the data when a run begins, where "
+        "the recipe and its overrides leave them out; the run's recipe.yaml holds them",
     )
     model: ModelConfig = Field(
         default_factory=_all_defaults(ModelConfig), description="the network"

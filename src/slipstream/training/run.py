@@ -41,6 +41,7 @@ from slipstream.training.checkpoint import (
     read_state,
 )
 from slipstream.training.device import find_device
+from slipstream.training.fitted_recipe import fit_recipe
 from slipstream.training.loggers import make_loggers
 from slipstream.training.loop import Progress, run_loop, total_steps
 from slipstream.training.opened_rows import directory_for_rows, in_files, keeps_files, let_go
@@ -102,11 +103,13 @@ def train(
 ) -> RunResult:
     """Train `recipe` on `store` into `run_dir`, resuming what is there.
 
+    A recipe that leaves keys to the data (`fit_to_data`) is completed first.
     A run of another recipe or of other data is refused, or replaced by `force`. Rank 0 calls the
     `callbacks` and the loggers of the recipe. Ctrl-C or SIGTERM ends it cleanly after a step. Under
     torchrun this is one of the ranks: they share the batch, the tables and the directory (a file
     system all of them see).
     """
+    recipe, fitted = fit_recipe(recipe, store, Path(run_dir))
     if recipe.sampler.max_len > recipe.model.max_len:
         raise SlipstreamError(
             f"sampler.max_len {recipe.sampler.max_len} is longer than model.max_len "
@@ -141,6 +144,7 @@ def train(
             own=own,
             force=force,
             callbacks=callbacks,
+            fitted=fitted,
         )
 
 
@@ -159,6 +163,7 @@ def _train(
     own: OwnFunctions,
     force: bool,
     callbacks: Sequence[Callback],
+    fitted: dict[str, Any],
 ) -> RunResult:
     """Run one rank's session: rank 0 opens the directory, every rank loads its part and trains."""
     replaced = Replacement()
@@ -208,6 +213,9 @@ def _train(
         recorder.line.print(
             f"resuming {directory} from step {progress.step:,} (epoch {progress.epochs_done + 1})"
         )
+    elif fitted:
+        chosen = ", ".join(f"{key}={value}" for key, value in fitted.items())
+        recorder.line.print(f"fitted to the data: {chosen}")
     if reason:
         recorder.line.print(f"{reason}; train.threads chooses another number")
     evaluates = evaluate_validation if evaluate is not None else None

@@ -28,6 +28,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file, check_output, kind_of_directory, read_json, write_json
 from slipstream.training.callbacks import Callback, TrainingSession
 from slipstream.training.checkpoint import latest, read_state
+from slipstream.training.fitted_recipe import fit_recipe
 from slipstream.training.loop import figure_of_merit
 from slipstream.training.recipe import Recipe, trained_digest
 from slipstream.training.report import write_comparison, write_report
@@ -147,6 +148,7 @@ def tune(
         raise SlipstreamError("tune runs its trials in one process; start it without torchrun")
     if trials < 1:
         raise SlipstreamError(f"a search has at least one trial, got {trials}")
+    recipe, _ = fit_recipe(recipe, store, out)
     drawn = draw_settings(space, trials, seed)
     if len(drawn) < trials:
         say(f"the space holds no more than {len(drawn)} settings; each is tried once")

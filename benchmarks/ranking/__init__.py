@@ -1,0 +1,1 @@
+"""The shipped ranking recipe beside DIN on KuaiRand-Pure."""
