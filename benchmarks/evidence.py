@@ -46,11 +46,12 @@ class Column:
 
 @dataclass(frozen=True)
 class RowTable:
-    """Rows of one result; `keep` chooses among them."""
+    """Rows of one result; `keep` chooses among them, `published` rows of others come first."""
 
     bench: str
     columns: Sequence[Column]
     keep: Callable[[dict[str, Any]], bool] = lambda row: True
+    published: Sequence[dict[str, Any]] = ()
 
     def lines(self) -> list[str]:
         """Return the table in Markdown, with its source below."""
@@ -60,7 +61,7 @@ class RowTable:
         kept = [row for row in result["rows"] if self.keep(row)]
         if not kept:
             return [f"Not recorded yet: `{planned_command(self.bench)}`."]
-        rows = [[_cell(row, column) for column in self.columns] for row in kept]
+        rows = [[_cell(row, column) for column in self.columns] for row in (*self.published, *kept)]
         ruler = ["---", *("--:" for _ in self.columns[1:])]
         head = [column.heading for column in self.columns]
         # Rows that several commands made say themselves where they come from.

@@ -136,6 +136,6 @@ BENCHMARKS = (
     comparison("chaos", 20),
     comparison("simulate", 5),
     comparison("serving", 110),
-    study("reproduce", 150, "ml-1m"),
+    study("reproduce", 150, "ml-1m", "threads=1", "--jobs", "2"),
     study("arena", 1500),
 )

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.arena.evidence_tables import ARENA_TABLES
 from benchmarks.evidence import Claim, ClaimTable, Column, EvidenceTable, RowTable
 from benchmarks.evidence_training import README_CLAIMS, TRAINING_TABLES, at_most
+from benchmarks.reproduce.evidence_tables import REPRODUCE_TABLES
 
 SERVED = {
     "relay": "relay, as shipped",
@@ -20,6 +21,7 @@ SERVED = {
 TABLES: dict[str, EvidenceTable] = {
     **TRAINING_TABLES,
     **ARENA_TABLES,
+    **REPRODUCE_TABLES,
     "attack-claims": ClaimTable(
         (
             Claim("attempts refused", "attack", "refused", ".4f", bar=1.0),

@@ -22,6 +22,7 @@ def test_recipes_ship():
     assert {
         "ml-1m-hstu",
         "ml-1m-hstu-full",
+        "ml-1m-hstu-large",
         "ml-1m-fuxi",
         "ml-1m-fuxi-functional",
         "ml-1m-sasrec",
