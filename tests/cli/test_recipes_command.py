@@ -21,7 +21,7 @@ def test_the_list_has_every_recipe_with_a_line_about_it(capsys):
     assert all(path.stem in shown for path in RECIPES.glob("*.yaml"))
     assert "SASRec on MovieLens-1M" in shown and "data/kuairand-pure" in shown
     assert "data/kuairand-1k, schedule: nested" in shown
-    assert shown.count("schedule: plain loop only") == 1  # ml-1m-hstu-full
+    assert shown.count("schedule: plain loop only") == 2  # ml-1m-hstu-full, ml-1m-hstu-large
 
 
 def test_one_recipe_is_printed_as_its_file_and_can_be_trained_from_it(tmp_path, capsys):

@@ -11,7 +11,7 @@ import pytest
 from slipstream.data.choices import Choices, FeatureFile
 from slipstream.data.feature_columns import FeatureTable, encode_feature
 from slipstream.data.preparation import prepare
-from slipstream.data.store import SequenceStore, write_store
+from slipstream.data.store import SequenceStore, Vocabulary, write_store
 from slipstream.errors import SlipstreamError
 from tests.support.data_fixtures import store_of, store_with_lengths
 
@@ -132,3 +132,16 @@ def test_the_digest_says_which_row_has_which_categories(tmp_path):
         choices = Choices(items=FeatureFile(items, features=("tags",)))
         digests.add(prepare(log, tmp_path / name, choices).digest)
     assert len(digests) == 2
+
+
+def test_several_ids_are_looked_up_as_one_by_one():
+    ids = [-(2**40), 3, 2**62, 5, 7, 11, 4, 2**63 - 1]  # three parts, each ascending
+    numbers = Vocabulary(pa.array(ids), None, "item", parts=(3, 3, 2))
+    asked = [ids[place] for place in (7, 0, 3, 3, 6, 2)]
+    assert numbers.rows(asked).tolist() == [numbers.row(each) for each in asked]
+    assert numbers.rows(["3", 5]).tolist() == [1, 3] and numbers.rows([]).tolist() == []
+    for unknown in (6, 2**63, "x"):
+        with pytest.raises(SlipstreamError, match=f"item '{unknown}' is not in this data"):
+            numbers.rows([3, unknown])
+    texts = Vocabulary(pa.array(["a", "b"]), None, "item")
+    assert texts.rows(["b", "a", "b"]).tolist() == [1, 0, 1]

@@ -46,6 +46,22 @@ def test_the_best_rows_of_every_query_are_those_of_brute_force(seed, k, tile, sp
         assert torch.equal(best.rows_SK[place, : len(rows_K)], rows_K)
         assert torch.equal(best.scores_SK[place, : len(rows_K)], scores_K)
         assert (best.rows_SK[place, len(rows_K) :] == NO_ROW).all()
+        mine = Pairs(torch.zeros(len(out), dtype=torch.int64), torch.tensor(out, dtype=torch.int64))
+        tiles = cut(rows_ND, tile)
+        alone = top_k_of_tiles(query_D[None], tiles, k, excluded=mine, allowed_N=allowed_N)
+        assert torch.equal(alone.rows_SK[0], best.rows_SK[place])
+        assert torch.equal(alone.scores_SK[0], best.scores_SK[place])
+
+
+def test_a_query_alone_is_scored_exactly_where_fp32_would_order_wrongly():
+    """Rows whose dot products differ by less than fp32 sums round."""
+    generator = torch.Generator().manual_seed(3)
+    query_D = torch.randn(64, generator=generator)
+    rows_ND = torch.randn(1, 64, generator=generator).repeat(300, 1)
+    rows_ND += 1e-7 * torch.randn(300, 64, generator=generator)
+    found = top_k_of_tiles(query_D[None], cut(rows_ND, 128), 5)
+    scores_K, rows_K = brute_force(query_D, rows_ND, 5, [], None)
+    assert torch.equal(found.rows_SK[0], rows_K) and torch.equal(found.scores_SK[0], scores_K)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

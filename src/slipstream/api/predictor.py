@@ -172,10 +172,15 @@ class Predictor(abc.ABC):
     # ---- parts of an answer ----------------------------------------------------------------------
 
     def _rows(self, items: Any) -> list[int]:
-        return [self.items.row(item) for item in ids_of("items", items)]
+        found: list[int] = self.items.rows(ids_of("items", items)).tolist()
+        return found
 
-    def _allowed_N(self, filter: Filter | None, exclude: Collection[Any] | None) -> torch.Tensor:
-        """Return which rows of the catalogue may be recommended."""
+    def _allowed_N(
+        self, filter: Filter | None, exclude: Collection[Any] | None
+    ) -> torch.Tensor | None:
+        """Return which rows of the catalogue may be recommended; None: all."""
+        if filter is None and exclude is None:
+            return None
         allowed_N = torch.ones(len(self.items), dtype=torch.bool)
         if callable(filter):
             allowed_N = torch.tensor(
@@ -228,7 +233,7 @@ class Predictor(abc.ABC):
         request_time: int | None,
         k: int,
         seen: Pairs | None,
-        allowed_N: torch.Tensor,
+        allowed_N: torch.Tensor | None,
     ) -> TopRows:
         """Return the best items of every history, in one pass over the catalogue."""
         queries_BD = self._query_vectors_BD(encoded, request_time)
@@ -242,14 +247,16 @@ class Predictor(abc.ABC):
         request_time: int | None,
         k: int,
         seen: Pairs | None,
-        allowed_N: torch.Tensor,
+        allowed_N: torch.Tensor | None,
     ) -> TopRows:
         """Return the best items by a ranking model's first task, every item a candidate."""
         scores_BK = torch.full((len(encoded), k), -torch.inf)
         rows_BK = torch.full((len(encoded), k), NO_ROW)
         for place, each in enumerate(encoded):
             scores = self._rank(each, torch.arange(len(self.items)), request_time, context)
-            kept_N = allowed_N.clone()
+            kept_N = torch.ones(len(self.items), dtype=torch.bool)
+            if allowed_N is not None:
+                kept_N &= allowed_N
             if seen is not None:
                 kept_N[seen.rows_P[seen.queries_P == place]] = False
             rows_N = kept_N.nonzero().squeeze(1)

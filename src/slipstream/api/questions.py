@@ -216,9 +216,11 @@ def _checked(history: History, user: int | str, items: Vocabulary) -> History:
     given = ids_of(f"items of history {user!r}", history.items)
     if not given:
         raise SlipstreamError(f"history {user!r} is empty; give at least one item")
-    ids = [items.id(items.row(item)) for item in given]
-    dtype = np.int64 if items.numeric else object
-    return replace(history, items=np.array(ids, dtype=dtype))
+    rows_T = items.rows(given)
+    if items.ids_V is not None:
+        return replace(history, items=items.ids_V[rows_T])
+    ids = [items.id(row) for row in rows_T.tolist()]
+    return replace(history, items=np.array(ids, dtype=object))
 
 
 def as_frame(value: Any) -> pl.DataFrame | None:

@@ -161,6 +161,22 @@ class Vocabulary:
             )
         return row
 
+    def rows(self, originals: Sequence[int | str]) -> np.ndarray:
+        """Return the rows of several original ids (int64); an unknown one is a SlipstreamError."""
+        plain = all(type(each) is int and -(1 << 63) <= each < 1 << 63 for each in originals)
+        if self.ids_V is None or not plain:
+            return np.array([self.row(each) for each in originals], dtype=np.int64)
+        keys_T = np.array(originals, dtype=np.int64)
+        rows_T = np.full(len(keys_T), -1)
+        for begin, end in self._borders():
+            if begin < end:
+                places_T = np.searchsorted(self.ids_V[begin:end], keys_T)
+                places_T = begin + np.minimum(places_T, end - begin - 1)
+                rows_T = np.where(self.ids_V[places_T] == keys_T, places_T, rows_T)
+        for unknown in np.flatnonzero(rows_T < 0)[:1]:
+            self.row(originals[unknown])  # raises
+        return rows_T
+
 
 def _as_key(original: int | str, numeric: bool) -> int | str | None:
     if not numeric:

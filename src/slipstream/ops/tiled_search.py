@@ -65,6 +65,9 @@ def top_k_of_tiles(
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
+    if len(queries_SD) == 1:
+        left_out_P = None if excluded is None else excluded.rows_P
+        return _top_k_of_one(queries_SD[0], tiles, k, left_out_P, allowed_N)
     best = TopRows(
         torch.full((len(queries_SD), k), -torch.inf),
         torch.full((len(queries_SD), k), NO_ROW, dtype=torch.int64),
@@ -84,6 +87,40 @@ def top_k_of_tiles(
         merged = _merge(kept, places_P, part.begin + columns_P, scores_P)
         best.scores_SK[asked_A], best.rows_SK[asked_A] = merged
     return best
+
+
+def _top_k_of_one(
+    query_D: torch.Tensor,
+    tiles: Iterable[RowTile],
+    k: int,
+    excluded_P: torch.Tensor | None,
+    allowed_N: torch.Tensor | None,
+) -> TopRows:
+    """Return the `k` best rows of a single query with as few calls as can be."""
+    scores_K, rows_K = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    length = float(query_D.norm()) * _rounding(len(query_D))
+    for first, tile_CD in tiles:
+        unsure = length * float(tile_CD.norm(dim=1).max()) if len(tile_CD) else 0.0
+        _check_finite(math.isfinite(unsure))
+        rough_C = torch.mv(tile_CD, query_D)
+        if excluded_P is not None:
+            inside_P = (excluded_P >= first) & (excluded_P < first + len(tile_CD))
+            rough_C[excluded_P[inside_P] - first] = -torch.inf
+        if allowed_N is not None:
+            rough_C[~allowed_N[first : first + len(tile_CD)]] = -torch.inf
+        least = float(scores_K[-1]) - unsure if len(scores_K) == k else -math.inf
+        if len(tile_CD) > k:
+            least = max(least, float(rough_C.topk(k).values[-1]) - 2 * unsure)
+        columns_P = ((rough_C >= least) & (rough_C > -torch.inf)).nonzero().squeeze(1)
+        scores = torch.cat([scores_K, score_pairs(query_D, tile_CD[columns_P])])
+        rows = torch.cat([rows_K, first + columns_P])
+        order = torch.sort(scores, descending=True, stable=True).indices[:k]  # ties: earlier rows
+        scores_K, rows_K = scores[order], rows[order]
+    missing = (0, k - len(rows_K))
+    pad = torch.nn.functional.pad
+    return TopRows(
+        pad(scores_K, missing, value=-torch.inf)[None], pad(rows_K, missing, value=NO_ROW)[None]
+    )
 
 
 def count_rivals(
@@ -132,10 +169,7 @@ def _score_roughly(queries_SD: torch.Tensor, tiles: Iterable[RowTile]) -> Iterat
         for begin in range(0, len(tile_CD), ROWS_AT_ONCE):
             rows_CD = tile_CD[begin : begin + ROWS_AT_ONCE]
             unsure_S = lengths_S * rows_CD.norm(dim=1).max()
-            if not bool(unsure_S.sum().isfinite()):
-                raise ValueError(
-                    "scores hold NaN or infinity: the model has diverged, lower the learning rate"
-                )
+            _check_finite(bool(unsure_S.sum().isfinite()))
             for start in range(0, len(queries_SD), QUERIES_AT_ONCE):
                 part = slice(start, min(start + QUERIES_AT_ONCE, len(queries_SD)))
                 shape = (part.stop - start, len(rows_CD))
@@ -144,6 +178,13 @@ def _score_roughly(queries_SD: torch.Tensor, tiles: Iterable[RowTile]) -> Iterat
                 rough_SC = lasting[: math.prod(shape)].view(shape)
                 torch.mm(queries_SD[part], rows_CD.T, out=rough_SC)
                 yield _Scored(part, first + begin, rows_CD, rough_SC, unsure_S[part])
+
+
+def _check_finite(is_finite: bool) -> None:
+    if not is_finite:
+        raise ValueError(
+            "scores hold NaN or infinity: the model has diverged, lower the learning rate"
+        )
 
 
 def _rounding(width: int) -> float:
