@@ -156,12 +156,13 @@ void run_task(const Attention& call, const Task& task, const Task* next, const B
 
 bool attention_forward(const Attention& call) {
     const auto bins = plan_bins(call);
+    const int threads = worth_sharing(call, bins) ? call.threads : 1;
     const BiasTables tables(call);
     const int64_t sums = call.heads * call.channels * ROWS * round_up(call.value_width, W);
     const int64_t floats = PackedKeys::floats(call, call.heads, longest(call)) + sums;
     std::atomic<int32_t> failed{0};
     std::atomic<size_t> taken{0};
-#pragma omp parallel num_threads(call.threads)
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
         Scratch& scratch = thread_scratch();
         Ahead ahead;

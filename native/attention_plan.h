@@ -172,6 +172,16 @@ inline std::vector<std::vector<Task>> plan_bins(const Attention& call) {
     return bins;
 }
 
+// Whether a second thread saves more than it takes to wake it. A single short history is not worth
+// it, above all on a machine that does something else, too.
+inline bool worth_sharing(const Attention& call, const std::vector<std::vector<Task>>& bins) {
+    constexpr double kProducts = 1 << 21;
+    double total = 0;
+    for (const auto& bin : bins)
+        for (const Task& t : bin) total += t.cost;
+    return total * static_cast<double>(call.heads * (call.key_width + call.value_width)) > kProducts;
+}
+
 // Runs every bin once: run(bin, task, the task after it or null). A thread takes its next bin when
 // it begins the last task of this one.
 template <typename F>
