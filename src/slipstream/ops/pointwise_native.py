@@ -13,6 +13,19 @@ from torch.autograd.function import once_differentiable
 from slipstream.ops.kernel_call import apply, differentiable, kernel
 
 
+_CACHE_LINE = 64  # bytes
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Return the same values in one piece from a cache line on.
+
+    torch's products may round differently where memory begins elsewhere, as in the middle of a
+    weight whose parts have odd widths.
+    """
+    x = x.contiguous()
+    return x if x.data_ptr() % _CACHE_LINE == 0 else x.clone()
+
+
 class _LinearSilu(torch.autograd.Function):
     """Keeps the projection before SiLU; the bias gradient is a column sum of its gradient."""
 
@@ -20,7 +33,7 @@ class _LinearSilu(torch.autograd.Function):
     def forward(
         ctx: Any, x_TD: torch.Tensor, weight_FD: torch.Tensor, bias_F: torch.Tensor | None
     ) -> torch.Tensor:
-        x_TD, weight_FD = x_TD.contiguous(), weight_FD.contiguous()
+        x_TD, weight_FD = _aligned(x_TD), _aligned(weight_FD)
         z_TF = torch.mm(x_TD, weight_FD.T)
         out_TF = torch.empty_like(z_TF)
         kernel("ss_bias_silu")(
