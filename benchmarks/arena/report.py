@@ -180,6 +180,8 @@ def draw(result: Result, path: Path) -> None:
     figure, panels = pyplot.subplots(
         len(names), 1, figsize=(8, 4 * len(names)), squeeze=False, layout="constrained"
     )
+    shown = dict.fromkeys(row["variant"] for row in result["rows"] if row["samples"])
+    colours = {variant: f"C{number}" for number, variant in enumerate(shown)}
     for panel, name in zip(panels[:, 0], names, strict=True):
         for row in (row for row in result["rows"] if row["data"] == name and row["samples"]):
             curve = row["samples"][0]["curve"]
@@ -187,6 +189,7 @@ def draw(result: Result, path: Path) -> None:
                 [line["training_seconds"] for line in curve],
                 [line["validation"]["NDCG@10"] for line in curve],
                 label=row["variant"],
+                color=colours[row["variant"]],
                 linewidth=2.0 if row["own"] else 1.2,
                 linestyle="-" if row["own"] else "--",
                 marker=".",
