@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from slipstream.ops.kernel_call import apply, differentiable, kernel
 
-
 _CACHE_LINE = 64  # bytes
 
 
