@@ -142,6 +142,9 @@ class UnbackedArena(Arena):
         """Return no bytes."""
         return None
 
+    def _fetch_pages(self, used: int) -> None:
+        pass
+
 
 class UnbackedShelf(Shelf):
     """A shelf of a size without memory; like a real one it outlives a restarted instance."""

@@ -1,17 +1,21 @@
 """One reserved block of memory, divided into contiguous pieces (best fit, neighbours merge).
 
 Attention reads the keys of a layer as one piece, so a prefix gets one extent, not scattered pages.
-Addresses are reserved at the start; the system gives a page when it is first written, and keeps it.
+Addresses are reserved at the start; the system gives pages shortly before they are first written.
 Best fit fills the block from its beginning, so an idle process is small. Touch this when memory is
 divided in another way.
 """
 
+import threading
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 import torch
 
+from slipstream.serving.cache.pages import populate, prefer_large_pages
+
 ALIGN = 64
+PAGES_AHEAD = 32 << 20  # bytes
 
 
 class Extents:
@@ -102,12 +106,33 @@ class Extents:
 
 
 class Arena(Extents):
-    """Extents with the memory they divide."""
+    """Extents with the memory they divide.
+
+    Once a piece was taken, the pages of what will be taken next are fetched in the background: no
+    computation waits for the system to find and clear them.
+    """
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
         self.memory = torch.empty(self.nbytes, dtype=torch.uint8)
+        prefer_large_pages(self.memory)
+        self._fetched = 0  # bytes from the beginning whose pages are there, or on their way
+
+    def take(self, nbytes: int) -> int | None:
+        """Take the smallest free piece that fits; return its offset, None where none fits."""
+        offset = super().take(nbytes)
+        if offset is not None:
+            self._fetch_pages(offset + self.rounded(nbytes))
+        return offset
 
     def view(self, offset: int, nbytes: int) -> torch.Tensor:
         """The bytes of a piece."""
         return self.memory[offset : offset + nbytes]
+
+    def _fetch_pages(self, used: int) -> None:
+        """Have pages fetched up to `PAGES_AHEAD` behind the bytes that were used so far."""
+        if self._fetched == self.nbytes or used + PAGES_AHEAD // 2 <= self._fetched:
+            return
+        begin, self._fetched = self._fetched, min(self.nbytes, used + PAGES_AHEAD)
+        pages = self.memory[begin : self._fetched]
+        threading.Thread(target=populate, args=(pages,), name="pages", daemon=True).start()

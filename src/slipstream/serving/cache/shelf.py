@@ -12,7 +12,6 @@ middle of a copy. Touch this when the file's layout changes.
 """
 
 import asyncio
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -28,6 +27,7 @@ import xxhash
 
 from slipstream.errors import SlipstreamError
 from slipstream.serving.cache.arena import Extents
+from slipstream.serving.cache.pages import populate
 from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 
 _MAGIC = b"slipstream shelf 1"
@@ -36,7 +36,6 @@ _HEADER, _RECORD = 4096, 128
 _FIELDS = struct.Struct("<QQQQQQ16s16sQ")
 _CHECK = struct.Struct("<Q")
 _PIECE = 1 << 20  # bytes by which a shelf grows
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
 _LEFT_FREE = 4 << 20  # bytes of the file system left for others
 _LOCK_SECONDS = 3.0  # for the instance before to end
 _RETRY_SECONDS = 5.0  # after the system had no memory left
@@ -308,18 +307,6 @@ class Shelf:
 
 def _round(size: int, to: int) -> int:
     return (size + to - 1) // to * to
-
-
-def populate(bytes_N: torch.Tensor) -> None:
-    """Have the system map and clear the pages of memory, which keeps its content.
-
-    Where it cannot, each page is mapped and cleared when it is first written.
-    """
-    begin = bytes_N.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    end = bytes_N.data_ptr() + bytes_N.numel()
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:
-        advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_POPULATE_WRITE)
 
 
 def _lock(file: int) -> bool:
