@@ -142,8 +142,9 @@ class UnbackedArena(Arena):
         """Return no bytes."""
         return None
 
-    def _fetch_pages(self, used: int) -> None:
-        pass
+    def take(self, nbytes: int) -> int | None:
+        """Take a piece; there are no pages to fetch."""
+        return Extents.take(self, nbytes)
 
 
 class UnbackedShelf(Shelf):

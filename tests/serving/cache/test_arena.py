@@ -66,10 +66,8 @@ def test_pages_are_there_before_they_are_written_and_not_when_they_are_reserved(
     # In a process of its own: here an allocator may hold memory that earlier tests returned.
     words = [sys.executable, "-c", RESIDENT]
     told = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
-    reserved, taken, written = map(int, told.split())
-    assert reserved < 24 << 20
-    assert 28 << 20 <= taken < 64 << 20
-    assert written >= 88 << 20
+    reserved, taken = map(int, told.split())
+    assert reserved < 24 << 20 and taken >= 250 << 20
 
 
 RESIDENT = """
@@ -86,11 +84,9 @@ arena = Arena(256 << 20)
 reserved = resident_bytes() - before
 arena.take(1 << 20)
 end = time.monotonic() + 60
-while resident_bytes() - before < 28 << 20 and time.monotonic() < end:
+while resident_bytes() - before < 250 << 20 and time.monotonic() < end:
     time.sleep(0.01)
-taken = resident_bytes() - before
-arena.view(arena.take(90 << 20), 90 << 20).fill_(1)
-print(reserved, taken, resident_bytes() - before)
+print(reserved, resident_bytes() - before)
 """
 
 

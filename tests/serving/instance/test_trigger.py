@@ -33,11 +33,8 @@ def decide_at(trigger, prospect, moment):
         ({}, "admitted"),
         ({"inline_tail": 0.03}, "not_at_risk"),
         ({"inline_tail": 0.01, "waiting": 0.02}, "not_at_risk"),
-        (
-            {"inline_tail": 0.03, "waiting": 0.2},
-            "costs_more",
-        ),  # and longer queues
-        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.1}, "admitted"),
+        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.51}, "costs_more"),  # and longer queues
+        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.5}, "admitted"),
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),

@@ -1,21 +1,20 @@
 """One reserved block of memory, divided into contiguous pieces (best fit, neighbours merge).
 
 Attention reads the keys of a layer as one piece, so a prefix gets one extent, not scattered pages.
-Addresses are reserved at the start; the system gives pages shortly before they are first written.
-Best fit fills the block from its beginning, so an idle process is small. Touch this when memory is
-divided in another way.
+Addresses are reserved at the start; the system gives pages from the first piece on, so a process
+that was never asked is small. Touch this when memory is divided in another way.
 """
 
-import threading
+import weakref
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from slipstream.serving.cache.pages import populate, prefer_large_pages
+from slipstream.serving.cache.pages import populate_slowly, prefer_large_pages
 
 ALIGN = 64
-PAGES_AHEAD = 32 << 20  # bytes
+FETCHED_BYTES = 2 << 20  # of memory whose pages are fetched at once
 
 
 class Extents:
@@ -108,7 +107,7 @@ class Extents:
 class Arena(Extents):
     """Extents with the memory they divide.
 
-    Once a piece was taken, the pages of what will be taken next are fetched in the background: no
+    From the first piece on, the pages of the whole block are fetched in the background: no
     computation waits for the system to find and clear them.
     """
 
@@ -116,23 +115,29 @@ class Arena(Extents):
         super().__init__(nbytes)
         self.memory = torch.empty(self.nbytes, dtype=torch.uint8)
         prefer_large_pages(self.memory)
-        self._fetched = 0  # bytes from the beginning whose pages are there, or on their way
+        self._fetching = False
 
     def take(self, nbytes: int) -> int | None:
         """Take the smallest free piece that fits; return its offset, None where none fits."""
-        offset = super().take(nbytes)
-        if offset is not None:
-            self._fetch_pages(offset + self.rounded(nbytes))
-        return offset
+        if not self._fetching:
+            self._fetching = True
+            self._fetch_pages()
+        return super().take(nbytes)
 
     def view(self, offset: int, nbytes: int) -> torch.Tensor:
         """The bytes of a piece."""
         return self.memory[offset : offset + nbytes]
 
-    def _fetch_pages(self, used: int) -> None:
-        """Have pages fetched up to `PAGES_AHEAD` behind the bytes that were used so far."""
-        if self._fetched == self.nbytes or used + PAGES_AHEAD // 2 <= self._fetched:
+    def _fetch_pages(self) -> None:
+        """Fetch the pages of the whole block in the background, while the arena is in use."""
+        populate_slowly(_slices(weakref.ref(self), self.nbytes))
+
+
+def _slices(arena: "weakref.ref[Arena]", nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield the memory of an arena in pieces, until it is gone."""
+    for offset in range(0, nbytes, FETCHED_BYTES):
+        present = arena()
+        if present is None:
             return
-        begin, self._fetched = self._fetched, min(self.nbytes, used + PAGES_AHEAD)
-        pages = self.memory[begin : self._fetched]
-        threading.Thread(target=populate, args=(pages,), name="pages", daemon=True).start()
+        yield present.memory[offset : offset + FETCHED_BYTES]
+        del present

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from slipstream.files import read_json
 from slipstream.history.history_store import KEEP, open_history_store
+from slipstream.ops.allocator import keep_freed_pieces
 from slipstream.serving.bundle_pins import DESCRIPTION
 from slipstream.serving.http.api_keys import Keys
 from slipstream.serving.http.connection_table import ConnectionLimits
@@ -116,6 +117,7 @@ def open_versions(settings: InstanceSettings) -> Versions:
 
 def serve_instance(settings: InstanceSettings, open_instance: OpenInstance) -> None:
     """Serve what `open_instance` opens until a signal ends the process."""
+    keep_freed_pieces()
     store = open_history_store(settings.history, settings.keep, patient=True)
     tickets = TicketSigner(secret_from_environment(), settings.ticket_seconds)
     service = InstanceService(

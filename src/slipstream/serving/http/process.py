@@ -29,7 +29,7 @@ from slipstream.serving.http.connection_table import (
 from slipstream.serving.http.observation import ObservationSettings, observe
 from slipstream.serving.http.process_life import END_NOW, ProcessLife
 
-SWITCH_SECONDS = 0.001  # the event loop waits no longer for bytecode of another thread
+SWITCH_SECONDS = 0.0001  # the event loop waits no longer for bytecode of another thread
 CANNOT_START = 78  # exit code of a process that would fail the same way again
 SECRET_VARIABLE, KEYS_VARIABLE, INSTANCE_KEY_VARIABLE = (
     "SLIPSTREAM_TICKET_SECRET",

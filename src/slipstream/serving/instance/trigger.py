@@ -11,7 +11,7 @@ A pre-inference is admitted only if
 (c) it does not overload: a token bucket bounds the share of compute time that goes to
     pre-inference;
 (d) it does not feed the queue it flees from: where only waiting puts the request at risk, computing
-    it in two passes must not take more than a tenth longer than in one;
+    it in two passes must not take more than half as long again as in one;
 (e) it can be ready in time: what is queued, its own cost and the ranking behind it end within the
     ranking's budget. A ranking request that comes a little early joins the pre-inference under way,
     which then goes first. An idle instance tries what it predicts to take up to twice too long:
@@ -47,7 +47,7 @@ class TriggerConfig:
     enabled: bool = True
     # Of the ranking budget: a request that would take longer in line is at risk.
     risk_share: float = 0.4
-    most_added: float = 0.1  # of ranking in line: what two passes may take longer (see d)
+    most_added: float = 0.5  # of ranking in line: what two passes may take longer (see d)
     memory_share: float = 0.8  # of the device cache, for pinned and filling entries
     compute_share: float = 0.7  # of the compute thread's time, for pre-inference
     burst_seconds: float = 1.0  # pre-inference time that may be spent at once
