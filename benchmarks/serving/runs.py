@@ -18,8 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import uvloop
 
+from benchmarks.served import ServedProcess
 from benchmarks.serving.load import Cascade, Kept, Outcome, loadgen_server, open_loop
-from benchmarks.serving.server import CoreShares, Deployment, Variant
+from benchmarks.serving.server import (
+    FIRST_REQUESTS,
+    CoreShares,
+    Deployment,
+    Variant,
+    wait_until_idle,
+)
 from benchmarks.serving.trace import Log, Window, rotating_window, session_window, single_window
 from benchmarks.serving.users import Population
 from slipstream.history.user_history import History, join_histories
@@ -148,10 +155,31 @@ class Runner:
         return session_window(self.logs, plan.rate, count, kept=kept, seed=seed)
 
     def _cascade(self, plan: RunPlan, window: Window, seed: int) -> tuple[Cascade, CoreShares]:
+        started = self.deployment.started
         server, first = self.deployment.users(
             plan.variant, plan.population, window.users, plan.flags
         )
-        cascade = Cascade(
+        if self.deployment.started > started:
+            self._first_requests(plan, server)
+        cascade = self._cascade_of(plan, server, first, window, seed)
+        return cascade, CoreShares(server)
+
+    def _first_requests(self, plan: RunPlan, server: ServedProcess) -> None:
+        """Ask a new server a few times, and wait until what that begins in it is done."""
+        users, window = plan.population.users, single_window(FIRST_REQUESTS)
+        cascade = self._cascade_of(plan, server, users - FIRST_REQUESTS, window, 0)
+
+        async def ask() -> None:
+            await cascade.closed_loop(FIRST_REQUESTS // 2, FIRST_REQUESTS)
+            cascade.close()
+
+        uvloop.run(ask())
+        wait_until_idle(server)
+
+    def _cascade_of(
+        self, plan: RunPlan, server: ServedProcess, first: int, window: Window, seed: int
+    ) -> Cascade:
+        return Cascade(
             server.url,
             plan.population,
             first,
@@ -161,7 +189,6 @@ class Runner:
             preinfer=plan.variant.preinfer,
             seed=seed,
         )
-        return cascade, CoreShares(server)
 
     def _service(self, plan: RunPlan) -> Row:
         """Measure service times in a closed loop with a client for each instance."""

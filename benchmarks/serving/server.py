@@ -15,6 +15,7 @@ from benchmarks.serving.users import Population
 
 ROLES = ("generator", "router", "instances", "others", "stolen")  # who may use the cores
 IDLE_SECONDS = 20.0  # longest wait for a start to be over
+FIRST_REQUESTS = 8  # to a server that has just started, by the last users of its population
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,18 @@ class Deployment:
         self._running = contextlib.ExitStack()
         self._key: tuple[object, ...] = ()
         self._next_user = 0
+        self.started = 0  # servers so far
 
     def users(
         self, variant: Variant, population: Population, count: int, flags: tuple[str, ...] = ()
     ) -> tuple[ServedProcess, int]:
         """Return a server of this variant and the first of `count` users it has not seen."""
-        key = (variant, population, flags)
-        if self.server is None or key != self._key or self._next_user + count > population.users:
+        key, most = (variant, population, flags), population.users
+        if count + FIRST_REQUESTS <= most:
+            most -= FIRST_REQUESTS
+        if self.server is None or key != self._key or self._next_user + count > most:
             self.close()
+            self.started += 1
             self.server = self._start(variant, population, flags)
             self._key, self._next_user = key, 0
         assert count <= population.users, f"{count} users of {population.users} are needed"

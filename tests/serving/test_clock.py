@@ -62,7 +62,7 @@ class SimulatedInstance:
         prospect = Prospect(
             inline_tail=2 * seconds,
             waiting=0.0,
-            added=0.0,
+            saved=0.02,
             prefill=seconds,
             queued=self.scheduler.backlog(None, Kind.PREINFER),
             nbytes=self.shape.nbytes(size),

@@ -72,8 +72,8 @@ def test_two_passes_are_compared_with_one_as_if_both_ran_now(tmp_path):
     known = estimates(served, np.array([0.0, 1e-3, 0.0, 0.0]))
     known.cost.clock = FakeClock()
     tokens = served.cached_tokens(100)
-    plain = known.added_share(known.cost.prefill_seconds(tokens), tokens, 5)
-    assert plain == pytest.approx(0.0, abs=1e-9)  # each token once, either way
+    plain = known.saved_seconds(tokens, 5)
+    assert plain == pytest.approx(1e-3 * tokens)  # the tokens that ranking does not compute
     for _ in range(50):  # a busy machine has slowed rankings in line, no prefill has run since
         known.cost.observe("inline", known.cost.pass_seconds(50, 0), 1.0)
-    assert known.added_share(known.cost.prefill_seconds(tokens), tokens, 5) == plain
+    assert known.saved_seconds(tokens, 5) == plain

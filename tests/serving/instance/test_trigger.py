@@ -10,7 +10,7 @@ from tests.support.fake_clock import FakeClock
 GOOD = Prospect(
     inline_tail=0.2,
     waiting=0.0,
-    added=0.5,
+    saved=0.02,
     prefill=0.05,
     queued=0.0,
     nbytes=10,
@@ -33,8 +33,9 @@ def decide_at(trigger, prospect, moment):
         ({}, "admitted"),
         ({"inline_tail": 0.03}, "not_at_risk"),
         ({"inline_tail": 0.01, "waiting": 0.02}, "not_at_risk"),
-        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.51}, "costs_more"),  # and longer queues
-        ({"inline_tail": 0.03, "waiting": 0.2, "added": 0.5}, "admitted"),
+        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0031}, "gains_little"),  # longer queues
+        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0033}, "admitted"),
+        ({"saved": 0.0031}, "admitted"),  # at risk by itself
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),
         ({"queued": 0.06}, "too_late"),

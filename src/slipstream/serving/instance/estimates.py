@@ -66,9 +66,16 @@ class RequestEstimates:
             return False
         if not tokens or not self.config.trigger.enabled:
             return tokens > 0
-        new = self._held_tokens + self.config.expected_candidates
-        saved = self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens)
+        saved = self.saved_seconds(tokens, self.config.expected_candidates)
         return saved > self.cost.plain_seconds(0, 0)
+
+    def saved_seconds(self, tokens: int, candidates: int) -> float:
+        """Predict by how much a prefix makes a ranking shorter than one in line.
+
+        Both would run on this machine now, so what either has lately met elsewhere is left out.
+        """
+        new = self._held_tokens + candidates
+        return self.cost.plain_seconds(tokens + new, 0) - self.cost.plain_seconds(new, tokens)
 
     def one_pass_pays(self, behaviours: int, candidates: int) -> bool:
         """Return whether ranking a whole history at once is cheaper than prefill and ranking.
@@ -96,15 +103,6 @@ class RequestEstimates:
         one_pass = self.cost.plain_seconds(tokens + last, 0)
         two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
         return prefill if two < one_pass else None
-
-    def added_share(self, prefill: float, tokens: int, candidates: int) -> float:
-        """Predict by what share a prefill and ranking behind it take longer than one pass.
-
-        Both would run on this machine now, so what either has lately met elsewhere is left out.
-        """
-        last = self._held_tokens + candidates
-        two = prefill / self.cost.factor("prefill") + self.cost.plain_seconds(last, tokens)
-        return two / self.cost.plain_seconds(tokens + last, 0) - 1.0
 
     def behaviours_in_time(
         self,

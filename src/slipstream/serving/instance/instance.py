@@ -208,7 +208,7 @@ class Instance:
         return Prospect(
             inline_tail=self.cost.tail_seconds(inline, "inline"),
             waiting=self.jobs.waits.tail(now),
-            added=self.estimates.added_share(prefill, tokens, self.config.expected_candidates),
+            saved=self.estimates.saved_seconds(tokens, self.config.expected_candidates),
             prefill=prefill,
             queued=self.scheduler.backlog(now + rank_in, Kind.PREINFER),
             nbytes=self.engine.prefix_bytes(len(request.encoded)),

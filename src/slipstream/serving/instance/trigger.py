@@ -10,8 +10,9 @@ A pre-inference is admitted only if
     minute is forgotten within seconds;
 (c) it does not overload: a token bucket bounds the share of compute time that goes to
     pre-inference;
-(d) it does not feed the queue it flees from: where only waiting puts the request at risk, computing
-    it in two passes must not take more than half as long again as in one;
+(d) it gains something: two passes take longer than one, so where only waiting puts the request at
+    risk, the prefix must take at least a share of the budget out of the ranking, else it would feed
+    the queue it flees from;
 (e) it can be ready in time: what is queued, its own cost and the ranking behind it end within the
     ranking's budget. A ranking request that comes a little early joins the pre-inference under way,
     which then goes first. An idle instance tries what it predicts to take up to twice too long:
@@ -27,17 +28,17 @@ from dataclasses import dataclass
 
 from slipstream.serving.clock import SYSTEM_CLOCK, Clock
 
-ADMITTED, NOT_AT_RISK, COSTS_MORE, NO_ROOM, OVERLOAD, TOO_LATE = (
+ADMITTED, NOT_AT_RISK, GAINS_LITTLE, NO_ROOM, OVERLOAD, TOO_LATE = (
     "admitted",
     "not_at_risk",
-    "costs_more",
+    "gains_little",
     "no_room",
     "overload",
     "too_late",
 )
 OPTIMISM = 2.0  # how far off a prediction may be that was not tested
 RATE_SECONDS = 2.0  # how far back the rate of admissions looks
-REFUSALS = (NOT_AT_RISK, COSTS_MORE, NO_ROOM, OVERLOAD, TOO_LATE)
+REFUSALS = (NOT_AT_RISK, GAINS_LITTLE, NO_ROOM, OVERLOAD, TOO_LATE)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TriggerConfig:
     enabled: bool = True
     # Of the ranking budget: a request that would take longer in line is at risk.
     risk_share: float = 0.4
-    most_added: float = 0.5  # of ranking in line: what two passes may take longer (see d)
+    least_saved: float = 0.04  # of the ranking budget: what a prefix must save (see d)
     memory_share: float = 0.8  # of the device cache, for pinned and filling entries
     compute_share: float = 0.7  # of the compute thread's time, for pre-inference
     burst_seconds: float = 1.0  # pre-inference time that may be spent at once
@@ -60,7 +61,7 @@ class Prospect:
 
     inline_tail: float  # seconds: 99th percentile of ranking it in line, without waiting
     waiting: float  # seconds: 99th percentile of what requests wait now
-    added: float  # share by which pre-inference and ranking take longer than ranking in line
+    saved: float  # seconds by which its prefix makes the ranking shorter
     prefill: float  # seconds of its pre-inference
     queued: float  # seconds of work that would go before it
     nbytes: int  # of its entry
@@ -121,8 +122,8 @@ class Trigger:
         calm = self.config.risk_share * p.budget
         if p.inline_tail + p.waiting <= calm:
             return NOT_AT_RISK
-        if p.inline_tail <= calm and p.added > self.config.most_added:
-            return COSTS_MORE
+        if p.inline_tail <= calm and p.saved < self.config.least_saved * p.budget:
+            return GAINS_LITTLE
         room = self.config.memory_share * p.capacity
         if p.pinned + p.nbytes > room or self.expected_live_bytes + p.nbytes > room:
             return NO_ROOM
