@@ -23,7 +23,7 @@ from slipstream.serving.request_errors import OverloadError
 
 ROOM_SHARE = 0.25  # of the device tier: nothing is copied under load while so much is free
 MOST_GONE = 4_096  # users whose prefix left without a copy that are remembered
-FIRST_CHANCES = 32.0  # copies that are expected to be read, until something else is seen
+FIRST_CHANCES = 2.0  # copies that are expected to be read, until something else is seen
 REMEMBERED = 512.0  # copies and evictions over which the share of those read again is taken
 GROWTH_BYTES = 4 << 20  # by which the host tier takes memory
 GROWTH_REST = 4.0  # times as long as that took, nothing is taken
