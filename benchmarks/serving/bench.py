@@ -20,7 +20,7 @@ from benchmarks.serving import trace as serving_trace
 from benchmarks.serving.bundle import random_bundle
 from benchmarks.serving.load import noise_floor
 from benchmarks.serving.runs import Journal, Row, Runner, RunPlan, Sizes
-from benchmarks.serving.search import LengthSearch, Question, RateSearch, rate_of
+from benchmarks.serving.search import LengthSearch, Question, RateSearch, rate_of, take_turns
 from benchmarks.serving.server import RELAY, VARIANTS, Deployment, Variant
 from benchmarks.serving.truncation import find_ratings, measure_auc
 from benchmarks.serving.users import FIRST_ID, TASKS, Population
@@ -227,11 +227,13 @@ class ServingBench:
                 Question(self.population(str(usual)), "S", self.setting.candidates[1]),
             ),
         ):
-            for variant in (VARIANTS["relay"], VARIANTS["W1"]):
-                search = RateSearch(self.runner, question, [variant])
-                level = search.first_valid(variant)
-                rate = None if level is None else rate_of(level)
-                self.figures.setdefault("once", {}).setdefault(label, {})[variant.name] = rate
+            variants = [VARIANTS["relay"], VARIANTS["W1"]]
+            search = RateSearch(self.runner, question, variants)
+            levels = take_turns(self.runner.run, [search.first_valid(each) for each in variants])
+            self.figures.setdefault("once", {})[label] = {
+                variant.name: None if level is None else rate_of(level)
+                for variant, level in zip(variants, levels, strict=True)
+            }
 
     def longest(self) -> None:
         """Find the longest history at a fixed rate."""
@@ -246,7 +248,7 @@ class ServingBench:
         )
         begins = {"relay": 3 * setting.lengths[-1] // 2, "W1": setting.lengths[-1]}
         for name, begin in begins.items():
-            found = search.longest(VARIANTS[name], begin)
+            [found] = take_turns(self.runner.run, [search.longest(VARIANTS[name], begin)])
             self.figures.setdefault("longest", {})[name] = found
 
     def ablations(self) -> None:

@@ -154,15 +154,14 @@ class Runner:
         kept = self.kept_prefixes(plan.population)
         return session_window(self.logs, plan.rate, count, kept=kept, seed=seed)
 
-    def _cascade(self, plan: RunPlan, window: Window, seed: int) -> tuple[Cascade, CoreShares]:
+    def _cascade(self, plan: RunPlan, window: Window, seed: int) -> tuple[Cascade, ServedProcess]:
         started = self.deployment.started
         server, first = self.deployment.users(
             plan.variant, plan.population, window.users, plan.flags
         )
         if self.deployment.started > started:
             self._first_requests(plan, server)
-        cascade = self._cascade_of(plan, server, first, window, seed)
-        return cascade, CoreShares(server)
+        return self._cascade_of(plan, server, first, window, seed), server
 
     def _first_requests(self, plan: RunPlan, server: ServedProcess) -> None:
         """Ask a new server a few times, and wait until what that begins in it is done."""
@@ -195,7 +194,8 @@ class Runner:
         count = self.sizes.service
         warm = max(4, count // 6)
         window = single_window(count + warm)
-        cascade, cores = self._cascade(plan, window, 0)
+        cascade, server = self._cascade(plan, window, 0)
+        cores = CoreShares(server)
 
         async def measure() -> list[dict[str, float]]:
             taken = await cascade.closed_loop(plan.variant.instances, count + warm)
@@ -213,12 +213,14 @@ class Runner:
         sizes, seed = self.sizes, plan.number
         count = {"verdict": sizes.verdict, "ablation": sizes.ablation}.get(plan.kind, sizes.probe)
         window = self._window(plan, count + sizes.lead_in, seed)
-        cascade, _ = self._cascade(plan, window, seed)
-        row = uvloop.run(self._drive(plan, cascade, count, seed))
+        cascade, server = self._cascade(plan, window, seed)
+        row = uvloop.run(self._drive(plan, cascade, server, count, seed))
         row["score_diff"] = self._largest_difference(plan, cascade.outcome.kept)
         return row
 
-    async def _drive(self, plan: RunPlan, cascade: Cascade, count: int, seed: int) -> Row:
+    async def _drive(
+        self, plan: RunPlan, cascade: Cascade, server: ServedProcess, count: int, seed: int
+    ) -> Row:
         lead_in, outcome = self.sizes.lead_in, cascade.outcome
         if plan.variant.keeps:
             await cascade.warm_up(plan.variant.instances)
@@ -227,8 +229,7 @@ class Runner:
         await open_loop(cascade, range(lead_in), give_up=False, seed=seed + 1_000, recommend=asks)
         await asyncio.sleep(SETTLE_SECONDS)
         before = await cascade.metrics()
-        assert self.deployment.server is not None
-        cores, cascade.outcome = CoreShares(self.deployment.server), outcome
+        cores, cascade.outcome = CoreShares(server), outcome
         places = range(lead_in, lead_in + count)
         if plan.kind == "verdict":
             await loadgen_server(cascade, places, seed=seed)

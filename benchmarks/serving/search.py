@@ -1,14 +1,16 @@
 """The largest rate, or the longest history, that a variant holds: search, verdicts, turns.
 
 Rates and lengths lie on a grid of ratio 1.15; a level is a place on it. Our own generator finds
-the level at which LoadGen begins; LoadGen's verdicts decide. Touch this when the protocol's search
-changes.
+the level at which LoadGen begins; LoadGen's verdicts decide. A search yields the run it needs and
+is sent its row, so that the searches of several variants take turns. Touch this when the protocol's
+search changes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.serving.ideal_queue import inline_rate, relay_rate
 from benchmarks.serving.runs import Row, Runner, RunPlan
@@ -18,6 +20,8 @@ from benchmarks.serving.users import Population
 STEP = 1.15
 LOWEST_RATE = 5.0
 BEGIN = 0.8  # of the ideal queue's rate: where a search begins
+Found = TypeVar("Found")
+Search = Generator[RunPlan, Row, Found]
 VERDICTS, NEEDED = 3, 2
 PROBES = 2  # a run that does not hold is repeated once
 
@@ -35,20 +39,38 @@ def rate_of(level: int) -> float:
 LOWEST_LEVEL = level_of(LOWEST_RATE) + 1
 
 
-def largest_held(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int | None:
-    """Return the largest level that holds, None where even `low` does not.
+def take_turns(run: Callable[[RunPlan], Row], searches: Sequence[Search[Found]]) -> list[Found]:
+    """Drive searches to their ends, a run of each in turn; return what they found."""
+    found: dict[int, Found] = {}
+    rows: dict[int, Row | None] = dict.fromkeys(range(len(searches)))
+    while rows:
+        for place, row in list(rows.items()):
+            try:
+                plan = searches[place].send(row)  # type: ignore[arg-type]  # None begins
+            except StopIteration as end:
+                found[place] = end.value
+                del rows[place]
+            else:
+                rows[place] = run(plan)
+    return [found[place] for place in range(len(searches))]
+
+
+def largest_held(
+    holds: Callable[[int], Search[bool]], begin: int, low: int, high: int
+) -> Search[int | None]:
+    """Find the largest level that holds, None where even `low` does not.
 
     Goes two levels at a time until one holds and one does not, then tries the one between.
     """
     level = min(high, max(low, begin))
-    if holds(level):
-        while level < high and holds(min(high, level + 2)):
+    if (yield from holds(level)):
+        while level < high and (yield from holds(min(high, level + 2))):
             level = min(high, level + 2)
-        return level + 1 if level < high and holds(level + 1) else level
+        return level + 1 if level < high and (yield from holds(level + 1)) else level
     while level > low:
         level = max(low, level - 2)
-        if holds(level):
-            return level + 1 if holds(level + 1) else level
+        if (yield from holds(level)):
+            return level + 1 if (yield from holds(level + 1)) else level
     return None
 
 
@@ -79,32 +101,25 @@ class RateSearch:
     def __init__(self, runner: Runner, question: Question, variants: Sequence[Variant]) -> None:
         self.runner, self.question, self.variants = runner, question, variants
 
-    def first_valid(self, variant: Variant) -> int | None:
-        """Return the largest level at or below the search's that LoadGen calls VALID."""
+    def first_valid(self, variant: Variant) -> Search[int | None]:
+        """Find the largest level at or below the search's that LoadGen calls VALID."""
         sizes = self.runner.sizes
         rate = min(sizes.most_rate, BEGIN * self.ideal_rate(variant))
         begin = max(LOWEST_LEVEL, level_of(max(LOWEST_RATE, rate)))
-        level = largest_held(
+        level = yield from largest_held(
             lambda each: self._holds(variant, each), begin, LOWEST_LEVEL, begin + sizes.climb
         )
         while level is not None and level >= LOWEST_LEVEL:
-            if self._valid(variant, level, 1):
+            if (yield from self._valid(variant, level, 1)):
                 return level
             level -= 1
         return None
 
     def rates(self) -> dict[str, float | None]:
         """Return the rate of each variant that two of three verdicts call VALID."""
-        levels = {variant.name: self.first_valid(variant) for variant in self.variants}
-        for number in range(2, VERDICTS + 1):
-            for variant in self.variants:
-                level = levels[variant.name]
-                if level is not None:
-                    self._valid(variant, level, number)
-        return {
-            variant.name: self._confirmed(variant, levels[variant.name])
-            for variant in self.variants
-        }
+        searches = [self._rate(variant) for variant in self.variants]
+        found = take_turns(self.runner.run, searches)
+        return {variant.name: rate for variant, rate in zip(self.variants, found, strict=True)}
 
     def ideal_rate(self, variant: Variant, computed_share: float = 1.0) -> float:
         """Return the ideal queue's rate of a variant's measured service times."""
@@ -128,25 +143,28 @@ class RateSearch:
         ]
         return [self.runner.run(plan) for plan in plans if self.runner.known(plan)]
 
-    def _confirmed(self, variant: Variant, level: int | None) -> float | None:
-        """Go down until two of three verdicts are VALID."""
+    def _rate(self, variant: Variant) -> Search[float | None]:
+        """Go down from the first VALID level until two of three verdicts are VALID."""
+        level = yield from self.first_valid(variant)
         while level is not None and level >= LOWEST_LEVEL:
-            valid = [self._valid(variant, level, number) for number in range(1, VERDICTS + 1)]
-            if sum(valid) >= NEEDED:
+            valid = 0
+            for number in range(1, VERDICTS + 1):
+                valid += yield from self._valid(variant, level, number)
+            if valid >= NEEDED:
                 return rate_of(level)
             level -= 1
         return None
 
-    def _holds(self, variant: Variant, level: int) -> bool:
-        plans = (
-            self.question.plan(variant, rate_of(level), number, "probe")
-            for number in range(1, PROBES + 1)
-        )
-        return any(self.runner.run(plan)["holds"] for plan in plans)
+    def _holds(self, variant: Variant, level: int) -> Search[bool]:
+        for number in range(1, PROBES + 1):
+            row = yield self.question.plan(variant, rate_of(level), number, "probe")
+            if row["holds"]:
+                return True
+        return False
 
-    def _valid(self, variant: Variant, level: int, number: int) -> bool:
-        plan = self.question.plan(variant, rate_of(level), number, "verdict")
-        return bool(self.runner.run(plan)["verdict"] == "VALID")
+    def _valid(self, variant: Variant, level: int, number: int) -> Search[bool]:
+        row = yield self.question.plan(variant, rate_of(level), number, "verdict")
+        return bool(row["verdict"] == "VALID")
 
 
 class LengthSearch:
@@ -162,22 +180,27 @@ class LengthSearch:
         """Return the behaviours of a level: a multiple of 16."""
         return round(self.first * STEP**level / 16) * 16
 
-    def longest(self, variant: Variant, begin: int) -> int:
-        """Return the longest history that LoadGen calls VALID, 0 where none is."""
-        level = largest_held(
-            lambda each: any(
-                self.runner.run(self._plan(variant, each, "probe", number))["holds"]
-                for number in range(1, PROBES + 1)
-            ),
+    def longest(self, variant: Variant, begin: int) -> Search[int]:
+        """Find the longest history that LoadGen calls VALID, 0 where none is."""
+        level = yield from largest_held(
+            lambda each: self._holds(variant, each),
             round(math.log(begin / self.first) / math.log(STEP)),
             0,
             self.highest,
         )
         while level is not None and level >= 0:
-            if self.runner.run(self._plan(variant, level, "verdict", 1))["verdict"] == "VALID":
+            row = yield self._plan(variant, level, "verdict", 1)
+            if row["verdict"] == "VALID":
                 return self.length_of(level)
             level -= 1
         return 0
+
+    def _holds(self, variant: Variant, level: int) -> Search[bool]:
+        for number in range(1, PROBES + 1):
+            row = yield self._plan(variant, level, "probe", number)
+            if row["holds"]:
+                return True
+        return False
 
     def _plan(self, variant: Variant, level: int, kind: str, number: int) -> RunPlan:
         length = self.length_of(level)

@@ -43,59 +43,86 @@ VARIANTS = {
 }
 
 
+@dataclass(eq=False)
+class Running:
+    """A server, and the first user it has not seen."""
+
+    server: ServedProcess
+    ending: contextlib.ExitStack
+    next_user: int = 0
+
+
 class Deployment:
-    """One running server, replaced where another variant, other users or fresh users are needed."""
+    """The servers of one population, a variant each, side by side: only one is asked at a time."""
 
     def __init__(self, work: Path, bundles: dict[bool, Path], memory: tuple[str, ...]) -> None:
         self.work, self.bundles, self.memory = work, bundles, memory
-        self.server: ServedProcess | None = None
-        self._running = contextlib.ExitStack()
-        self._key: tuple[object, ...] = ()
-        self._next_user = 0
+        self._population: Population | None = None
+        self._running: dict[tuple[object, ...], Running] = {}
+        self._last: Running | None = None  # that was asked
         self.started = 0  # servers so far
 
     def users(
         self, variant: Variant, population: Population, count: int, flags: tuple[str, ...] = ()
     ) -> tuple[ServedProcess, int]:
-        """Return a server of this variant and the first of `count` users it has not seen."""
-        key, most = (variant, population, flags), population.users
+        """Return a server of this variant and the first of `count` users it has not seen.
+
+        What the server that was asked last still does, such as copies, is done by then.
+        """
+        assert count <= population.users, f"{count} users of {population.users} are needed"
+        if population != self._population:
+            self.close()
+            self._population = population
+        key, most = (variant, flags), population.users
         if count + FIRST_REQUESTS <= most:
             most -= FIRST_REQUESTS
-        if self.server is None or key != self._key or self._next_user + count > most:
-            self.close()
-            self.started += 1
-            self.server = self._start(variant, population, flags)
-            self._key, self._next_user = key, 0
-        assert count <= population.users, f"{count} users of {population.users} are needed"
-        first, self._next_user = self._next_user, self._next_user + count
-        return self.server, first
+        running = self._running.get(key)
+        if running is not None and running.next_user + count > most:
+            self._end(key)
+            running = None
+        if self._last is not None and self._last is not running:
+            wait_until_idle(self._last.server)
+        if running is None:
+            running = self._running[key] = self._start(variant, population, flags)
+        self._last = running
+        first, running.next_user = running.next_user, running.next_user + count
+        return running.server, first
 
-    def _start(
-        self, variant: Variant, population: Population, flags: tuple[str, ...]
-    ) -> ServedProcess:
+    def _start(self, variant: Variant, population: Population, flags: tuple[str, ...]) -> Running:
+        self.started += 1
         stored = population.write_store(self.work / "stores")
-        for left in self.work.glob("served.db*"):
-            left.unlink()
-        history = self.work / "served.db"
+        folder = self.work / f"server-{self.started}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        history = folder / "served.db"
         shutil.copyfile(stored, history)
         options = [
             *("--instances", str(variant.instances), "--history", f"sqlite:{history.absolute()}"),
-            *("--state", str((self.work / "state").absolute())),
+            *("--state", str((folder / "state").absolute())),
             *(self.memory if variant.keeps else ()),
             *variant.flags,
             *flags,
         ]
         bundle = self.bundles[variant.truncated].absolute()
-        server = self._running.enter_context(
+        ending = contextlib.ExitStack()
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        server = ending.enter_context(
             served_process(bundle, *options, processes=variant.instances + 1)
         )
         wait_until_idle(server)
-        return server
+        return Running(server, ending)
+
+    def _end(self, key: tuple[object, ...]) -> None:
+        running = self._running.pop(key)
+        if self._last is running:
+            self._last = None
+        running.ending.close()
 
     def close(self) -> None:
-        """End the server."""
-        self.server = None
-        self._running.close()
+        """End the servers."""
+        for key in list(self._running):
+            self._end(key)
+        self._population = None
 
 
 def wait_until_idle(server: ServedProcess) -> None:

@@ -10,7 +10,14 @@ from benchmarks.serving.claims import compute_claims, group_rows
 from benchmarks.serving.ideal_queue import inline_rate, relay_rate
 from benchmarks.serving.load import Outcome, open_loop
 from benchmarks.serving.runs import Journal, RunPlan, outcome_row, served_history
-from benchmarks.serving.search import LOWEST_LEVEL, LengthSearch, largest_held, level_of, rate_of
+from benchmarks.serving.search import (
+    LOWEST_LEVEL,
+    LengthSearch,
+    largest_held,
+    level_of,
+    rate_of,
+    take_turns,
+)
 from benchmarks.serving.server import RELAY, ROLES
 from benchmarks.serving.trace import (
     Log,
@@ -126,22 +133,44 @@ def test_the_ideal_relay_does_the_same_work_earlier():
     assert same_work < reused < 2 / 0.008
 
 
+def ask(level: int):
+    """Ask whether a level holds; here a run is named by its level."""
+    return (yield level)
+
+
 @pytest.mark.parametrize("edge", [12, 13, 17, 18, 25, 40])
 @pytest.mark.parametrize("begin", [12, 20, 26])
 def test_the_search_finds_the_edge(edge, begin):
     asked = []
 
-    def holds(level: int) -> bool:
+    def run(level: int) -> bool:
         asked.append(level)
         return level <= edge
 
-    assert largest_held(holds, begin, 12, 60) == edge
+    assert take_turns(run, [largest_held(ask, begin, 12, 60)]) == [edge]  # type: ignore[arg-type,list-item]
     assert len(asked) <= abs(begin - edge) // 2 + 4
 
 
 def test_where_nothing_holds_the_search_says_so():
-    assert largest_held(lambda level: False, 20, 12, 40) is None
-    assert largest_held(lambda level: True, 20, 12, 25) == 25
+    for holds, found in ((False, None), (True, 25)):
+        search = largest_held(ask, 20, 12, 25)
+        assert take_turns(lambda level: holds, [search]) == [found]  # type: ignore[arg-type,list-item]  # noqa: B023
+
+
+def test_searches_take_turns_until_each_has_ended():
+    asked = []
+
+    def run(level: int) -> bool:
+        asked.append(level)
+        return level <= 22
+
+    def first(begin: int):
+        for level in range(begin, 0, -1):
+            if (yield level):
+                return level
+
+    assert take_turns(run, [first(24), first(23), first(32)]) == [22, 22, 22]  # type: ignore[list-item]
+    assert asked[:6] == [24, 23, 32, 23, 22, 31] and asked[-1] == 22
 
 
 def test_rates_lie_on_the_grid_and_not_below_five():
