@@ -29,7 +29,7 @@ from slipstream.errors import SlipstreamError
 BEAT = 1.0  # seconds between signs of life
 # The limits below are the point of this module. A busy machine delays signs of life by seconds.
 NAMING = 10.0  # seconds without a sign that are enough once a collective has failed
-SILENCE = 30.0  # seconds without a sign that are enough by themselves
+SILENCE = 20.0  # seconds without a sign that are enough by themselves; torchrun kills after 30
 GRACE = 5.0  # seconds a process has to leave by itself once a rank is known to be lost
 
 # What errors of collectives contain: another rank is gone, this one did not fail.
