@@ -107,8 +107,8 @@ class Extents:
 class Arena(Extents):
     """Extents with the memory they divide.
 
-    From the first piece on, the pages of the whole block are fetched in the background: no
-    computation waits for the system to find and clear them.
+    From the first piece on, the pages of the whole block are fetched in the background. Once they
+    are there, no computation waits for the system to find and clear them.
     """
 
     def __init__(self, nbytes: int) -> None:
