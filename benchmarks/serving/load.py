@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.serving.trace import Request, Window, poisson_times, stage_times
-from benchmarks.serving.users import Population
+from benchmarks.serving.users import APPENDED, Population
+from slipstream.history.user_history import History
 from slipstream.serving.http import messages as m
+from slipstream.serving.http.announcements import Announcements
 from slipstream.serving.http.endpoints import DEADLINE_HEADER
 from slipstream.serving.router.upstream import Upstream, UpstreamError
 
@@ -41,12 +43,6 @@ class _Answer(msgspec.Struct):
 
     hit: str
     behaviours: int
-
-
-class _Ticket(msgspec.Struct):
-    ticket: str
-    admitted: bool
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -122,6 +118,7 @@ class Cascade:
         self._pages = Counter(dict.fromkeys(window.before, 1))  # how often each user has asked
         self._head = f" HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
         self._decode = msgspec.json.Decoder(_Answer).decode
+        self._announcements = Announcements()
 
     async def run(self, place: int, arrival: float) -> float:
         """Serve the request at a place of the window; return the latency, inf for a miss."""
@@ -228,25 +225,38 @@ class Cascade:
         self.upstream.close()
 
     async def _announce(self, request: Request, pages: int, rank_at: float) -> str | None:
-        """Append what the user did since the last page, and announce the ranking."""
+        """Append what the user did since the last page, and announce the ranking.
+
+        One request does both; a history that gains nothing by it is not announced.
+        """
+        user = self.first_user + request.user
+        added = self.population.appended_by(user, pages) if request.again else None
+        behaviours = self.population.length_of(user) + pages * APPENDED
+        announces = self.preinfer and self._announcements.worth(behaviours)
         try:
-            if request.again:
-                user = self.first_user + request.user
-                added = self.population.appended_by(user, pages)
-                events = m.EventsRequest(
-                    self.population.id_of(user),
-                    added.items.tolist(),
-                    added.timestamps.tolist(),
-                    {name: column.tolist() for name, column in (added.actions or {}).items()},
-                )
-                body = msgspec.json.encode(events)
-                answer = await self._post("/v1/events", body, PATIENT_SECONDS)
-                if answer.status >= 300:
-                    self.outcome.errors[f"events {answer.status}"] += 1
-            return await self._preinfer(request, STAGE_MEAN) if self.preinfer else None
+            if added is not None:
+                return await self._append(user, added, announces)
+            return await self._preinfer(request, STAGE_MEAN) if announces else None
         except (UpstreamError, TimeoutError) as failure:
             self.outcome.errors[f"announced {type(failure).__name__}"] += 1
             return None
+
+    async def _append(self, user: int, added: History, announces: bool) -> str | None:
+        events = m.EventsRequest(
+            self.population.id_of(user),
+            added.items.tolist(),
+            added.timestamps.tolist(),
+            {name: column.tolist() for name, column in (added.actions or {}).items()},
+            preinfer=m.Announcement(rank_in_ms=1e3 * STAGE_MEAN) if announces else None,
+        )
+        answer = await self._post("/v1/events", msgspec.json.encode(events), PATIENT_SECONDS)
+        if answer.status >= 300:
+            self.outcome.errors[f"events {answer.status}"] += 1
+            return None
+        told = msgspec.json.decode(answer.body, type=m.EventsAnswer).preinfer
+        if announces and told is None:
+            self.outcome.errors["announced"] += 1
+        return None if told is None else self._note(told)
 
     async def _preinfer(self, request: Request, rank_in: float) -> str | None:
         user = self.population.id_of(self.first_user + request.user)
@@ -255,7 +265,10 @@ class Cascade:
         if answer.status >= 300:
             self.outcome.errors[f"preinfer {answer.status}"] += 1
             return None
-        told = msgspec.json.decode(answer.body, type=_Ticket)
+        return self._note(msgspec.json.decode(answer.body, type=m.PreinferAnswer))
+
+    def _note(self, told: m.PreinferAnswer) -> str:
+        self._announcements.note(told)
         self.outcome.announced[told.reason] += 1
         return told.ticket
 
@@ -283,18 +296,25 @@ def _code(body: bytes) -> str:
 
 
 async def open_loop(
-    cascade: Cascade, places: Sequence[int], *, give_up: bool, seed: int, recommend: bool = False
+    cascade: Cascade,
+    places: Sequence[int],
+    *,
+    give_up: bool,
+    seed: int,
+    recommend: bool = False,
+    disturbed: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Send every request at its time, whatever became of those before it.
 
-    With `give_up` it ends as soon as more requests have missed than a 99th percentile allows.
+    It ends as soon as the run is `disturbed`, and with `give_up` as soon as more requests have
+    missed than a 99th percentile allows.
     """
     outcome, serve = cascade.outcome, cascade.recommend if recommend else cascade.run
     begin, tasks = time.monotonic() + 0.05, []
     times = begin + poisson_times(outcome.rate, len(places), seed)
     for place, at in zip(places, times.tolist(), strict=True):
         await asyncio.sleep(max(0.0, at - time.monotonic()))
-        if give_up and outcome.misses > len(places) // 100:
+        if disturbed() or (give_up and outcome.misses > len(places) // 100):
             outcome.cut_short = True
             break
         tasks.append(asyncio.create_task(serve(place, at)))

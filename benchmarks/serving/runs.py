@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import uvloop
 
+from benchmarks.machine_pauses import PauseWitness
 from benchmarks.served import ServedProcess
 from benchmarks.serving.load import Cascade, Kept, Outcome, loadgen_server, open_loop
 from benchmarks.serving.server import (
@@ -34,6 +35,7 @@ from slipstream.serving.engine.engine import Engine
 
 Kind = Literal["probe", "verdict", "ablation", "service", "recommend"]
 DISTURBED, STOLEN = 0.05, 0.01  # share of the cores that others may take; that a hypervisor may
+PAUSED = 0.04  # seconds for which the whole machine may stand still, half the limit of a request
 SETTLE_SECONDS = 0.3  # a router knows its instances' counters a quarter of a second late
 Row = dict[str, Any]
 
@@ -47,7 +49,7 @@ class Sizes:
     ablation: int = 600
     service: int = 60
     lead_in: int = 40  # requests at the run's rate that do not count
-    attempts: int = 3  # how often a run that others disturb is made
+    attempts: int = 5  # how often a run that others disturb is made
     climb: int = 20  # levels above the first one that a search tries
     most_rate: float = 1e9  # where a search begins at most
 
@@ -113,9 +115,11 @@ class Runner:
         slo: float,
         sizes: Sizes,
         kept_bytes: int,
+        witness: PauseWitness,
         log: Callable[[str], None],
     ) -> None:
         self.deployment, self.journal, self.logs, self._engine = deployment, journal, logs, engine
+        self._witness = witness
         self.slo, self.sizes, self.kept_bytes, self._log = slo, sizes, kept_bytes, log
 
     def run(self, plan: RunPlan) -> Row:
@@ -127,11 +131,10 @@ class Runner:
     def _make(self, plan: RunPlan) -> None:
         """Make a run; one that others disturbed is kept under another key and made again."""
         for attempt in range(1, self.sizes.attempts + 1):
-            begin = time.monotonic()
-            row = self._service(plan) if plan.kind == "service" else self._load(plan)
+            begin, final = time.monotonic(), attempt == self.sizes.attempts
+            row = self._service(plan) if plan.kind == "service" else self._load(plan, final)
             row["seconds"] = round(time.monotonic() - begin, 1)
-            calm = row["others_share"] <= DISTURBED and row["stolen_share"] <= STOLEN
-            last = calm or attempt == self.sizes.attempts
+            last = final or is_calm(row)
             key = plan.key if last else f"{plan.key}, disturbed {attempt}"
             self.journal.add({"key": key, **_named(plan), **row})
             self._log(describe(self.journal.rows[key]))
@@ -195,7 +198,7 @@ class Runner:
         warm = max(4, count // 6)
         window = single_window(count + warm)
         cascade, server = self._cascade(plan, window, 0)
-        cores = CoreShares(server)
+        cores, begin = CoreShares(server), time.monotonic()
 
         async def measure() -> list[dict[str, float]]:
             taken = await cascade.closed_loop(plan.variant.instances, count + warm)
@@ -207,20 +210,35 @@ class Runner:
         row: Row = {f"{name}_ms": 1e3 * float(np.median(times)) for name, times in columns.items()}
         shares = cores.shares()
         row |= {"others_share": shares["others"], "stolen_share": shares["stolen"]}
+        row |= self._pauses(begin)
         return {**row, "samples": {f"{name}_s": times for name, times in columns.items()}}
 
-    def _load(self, plan: RunPlan) -> Row:
+    def _pauses(self, since: float) -> Row:
+        pauses = self._witness.since(since)
+        return {
+            "longest_pause_ms": 1e3 * max(pauses, default=0.0) if self._witness.watching else None,
+            "paused_ms": 1e3 * sum(pauses),
+        }
+
+    def _load(self, plan: RunPlan, final: bool) -> Row:
         sizes, seed = self.sizes, plan.number
         count = {"verdict": sizes.verdict, "ablation": sizes.ablation}.get(plan.kind, sizes.probe)
         window = self._window(plan, count + sizes.lead_in, seed)
         cascade, server = self._cascade(plan, window, seed)
-        row = uvloop.run(self._drive(plan, cascade, server, count, seed))
+        row = uvloop.run(self._drive(plan, cascade, server, count, seed, final))
         row["score_diff"] = self._largest_difference(plan, cascade.outcome.kept)
         return row
 
     async def _drive(
-        self, plan: RunPlan, cascade: Cascade, server: ServedProcess, count: int, seed: int
+        self,
+        plan: RunPlan,
+        cascade: Cascade,
+        server: ServedProcess,
+        count: int,
+        seed: int,
+        final: bool,
     ) -> Row:
+        """Drive one run; one that the machine pauses ends there, unless it is the final try."""
         lead_in, outcome = self.sizes.lead_in, cascade.outcome
         if plan.variant.keeps:
             await cascade.warm_up(plan.variant.instances)
@@ -229,7 +247,7 @@ class Runner:
         await open_loop(cascade, range(lead_in), give_up=False, seed=seed + 1_000, recommend=asks)
         await asyncio.sleep(SETTLE_SECONDS)
         before = await cascade.metrics()
-        cores, cascade.outcome = CoreShares(server), outcome
+        cores, cascade.outcome, begin = CoreShares(server), outcome, time.monotonic()
         places = range(lead_in, lead_in + count)
         if plan.kind == "verdict":
             await loadgen_server(cascade, places, seed=seed)
@@ -240,13 +258,16 @@ class Runner:
                 give_up=plan.kind == "probe",
                 seed=seed,
                 recommend=asks,
+                disturbed=lambda: (
+                    not final and max(self._witness.since(begin), default=0.0) > PAUSED
+                ),
             )
-        shares = cores.shares()
+        shares, pauses = cores.shares(), self._pauses(begin)
         await asyncio.sleep(SETTLE_SECONDS)
         after = await cascade.metrics()
         cascade.close()
         change = {name: after[name] - before.get(name, 0.0) for name in after if _counts(name)}
-        return outcome_row(outcome, change, shares)
+        return outcome_row(outcome, change, shares) | pauses
 
     def _largest_difference(self, plan: RunPlan, kept: Sequence[Kept]) -> float:
         """Compare answers with the full pass without a cache."""
@@ -261,6 +282,13 @@ class Runner:
                 served = np.array(each.answer.scores[task], np.float32)
                 largest = max(largest, float(np.abs(served - scores).max()))
         return largest
+
+
+def is_calm(row: Row) -> bool:
+    """Return whether nothing but the benchmark itself had a part in a run."""
+    if row["others_share"] > DISTURBED or row["stolen_share"] > STOLEN:
+        return False
+    return (row["longest_pause_ms"] or 0.0) <= 1e3 * PAUSED
 
 
 def served_history(population: Population, user: int, pages: int) -> History:
@@ -319,7 +347,7 @@ def describe(row: Row) -> str:
         f"{row['key']}: {end}; {row['misses']} of {row['requests']} missed, p99 {p99}, {hits}, "
         f"generator {row['generator_share']:.0%} of the cores, router {row['router_share']:.0%}, "
         f"instances {row['instances_share']:.0%}, others {row['others_share']:.0%}, stolen "
-        f"{row['stolen_share']:.1%}"
+        f"{row['stolen_share']:.1%}, longest pause {row['longest_pause_ms'] or 0:.0f} ms"
     )
 
 

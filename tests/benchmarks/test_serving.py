@@ -9,7 +9,7 @@ import pytest
 from benchmarks.serving.claims import compute_claims, group_rows
 from benchmarks.serving.ideal_queue import inline_rate, relay_rate
 from benchmarks.serving.load import Outcome, open_loop
-from benchmarks.serving.runs import Journal, RunPlan, outcome_row, served_history
+from benchmarks.serving.runs import Journal, RunPlan, is_calm, outcome_row, served_history
 from benchmarks.serving.search import (
     LOWEST_LEVEL,
     LengthSearch,
@@ -113,6 +113,43 @@ def test_a_run_that_has_missed_too_often_ends_there():
 
     outcome = asyncio.run(open_loop(Slow(), range(400), give_up=True, seed=0))  # type: ignore[arg-type]
     assert outcome.cut_short and 4 < len(outcome.latencies) < 400
+
+
+def test_a_run_ends_when_the_machine_pauses():
+    class Served:
+        outcome = Outcome(1000.0, 0.08)
+
+        async def run(self, place: int, arrival: float) -> float:
+            self.outcome.latencies.append(0.01)
+            return 0.01
+
+        recommend = run
+
+    cascade = Served()
+    loop = open_loop(
+        cascade,  # type: ignore[arg-type]
+        range(400),
+        give_up=False,
+        seed=0,
+        disturbed=lambda: len(cascade.outcome.latencies) > 20,
+    )
+    outcome = asyncio.run(loop)
+    assert outcome.cut_short and len(outcome.latencies) < 400
+
+
+@pytest.mark.parametrize(
+    ("change", "calm"),
+    [
+        ({}, True),
+        ({"longest_pause_ms": None}, True),  # nobody could look
+        ({"longest_pause_ms": 41.0}, False),
+        ({"others_share": 0.06}, False),
+        ({"stolen_share": 0.02}, False),
+    ],
+)
+def test_a_run_is_calm_where_nothing_else_had_a_part_in_it(change: dict[str, float], calm: bool):
+    row = {"others_share": 0.05, "stolen_share": 0.01, "longest_pause_ms": 40.0}
+    assert is_calm(row | change) == calm
 
 
 def test_the_ideal_queue_in_line_is_that_of_queueing_theory():

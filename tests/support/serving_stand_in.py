@@ -193,6 +193,7 @@ class StandInCascade:
     """The stages of the stand-in: it retrieves the first items that the rules leave."""
 
     answers_anybody = False
+    from_behaviours = 2  # shorter histories need not be announced
 
     def __init__(self, instance: StandInInstance) -> None:
         self._instance = instance

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slipstream.serving.http.client import Client, RefusalError
-from slipstream.serving.http.messages import HistoryMessage
+from slipstream.serving.http.messages import Announcement, HistoryMessage
 from slipstream.serving.router.ticket import TicketSigner
 from slipstream.serving.supervisor import Supervisor
 from tests.support.serving_fixtures import KEY, deployment
@@ -24,6 +24,8 @@ HISTORY = HistoryMessage(items=[5, 6, 7], timestamps=[10, 20, 30])
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervisor]:
     with deployment(tmp_path_factory.mktemp("served")) as supervisor:
+        with Client(supervisor.url, KEY) as opened:
+            opened.events("known", [5], [10])
         yield supervisor
 
 
@@ -52,6 +54,21 @@ def test_the_relay_is_handed_over_to_the_same_instance(client: Client):
         late = client.rank(user, [1, 2, 3], HISTORY, ticket=early.ticket)
         assert (late.instance, late.hit) == (early.instance, "device")
         assert late.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2, 3])
+
+
+def test_one_request_stores_and_announces_to_the_instance_that_ranks(client: Client):
+    for number in range(10):
+        user = f"told-{number}"
+        client.events(user, [5, 6], [10, 20])
+        stored = client.events(user, [7], [30], preinfer=Announcement(rank_in_ms=50))
+        assert stored.behaviours == 3
+        early = stored.preinfer
+        assert early is not None and early.admitted and early.behaviours == 3
+        late = client.rank(user, [1, 2], ticket=early.ticket)
+        assert (late.instance, late.hit) == (early.instance, "device")
+        assert late.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1, 2])
+    assert not client.worth_announcing(early.from_behaviours - 1)
+    assert client.worth_announcing(early.from_behaviours)
 
 
 def test_users_are_spread_over_the_instances(client: Client):
@@ -155,7 +172,7 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
         ("/admin/reload", b"", 400, "no body"),
         ("/v1/rank", b'{"user": "u", "candidates": [""]}', 400, "length"),
         ("/v1/events", b'{"user": "u", "items": [1], "timestamps": [1700000000000]}', 400, "milli"),
-        ("/v1/rank", b'{"user": "recent", "candidates": [1], "show": ["x"]}', 400, "known: parity"),
+        ("/v1/rank", b'{"user": "known", "candidates": [1], "show": ["x"]}', 400, "known: parity"),
         ("/v1/rank", b'{"user": "u", "candidates": [1.5]}', 400, "int"),
         ("/v1/rank", b'{"user": "u", "candidates": [NaN]}', 400, "invalid"),
         ("/v1/rank", b'{"user": "u", "candidates": [9223372036854775808]}', 400, "<="),
@@ -194,7 +211,7 @@ def test_what_is_stored_can_be_read_and_does_not_go_back(client: Client):
             "unknown query parameter 'limt'",
         ),
         ("/v1/recommend", b'{"user": "u", "count": 100000}', 400, "<= 1000"),
-        ("/v1/recommend", b'{"user": "recent", "by": "purchase"}', 400, "no task"),
+        ("/v1/recommend", b'{"user": "known", "by": "purchase"}', 400, "no task"),
         ("/admin/drain", b'{"instance": "i-9"}', 404, "there are i-0"),
         ("/v1/nothing", b"{}", 404, "not found"),
         ("/v1/status", b"{}", 404, "not found"),

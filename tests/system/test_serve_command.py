@@ -43,10 +43,12 @@ def test_a_bundle_is_served_ranked_reloaded_and_ended(tmp_path: Path, slipstream
         )
         assert str(FIRST_ID) in shown
         assert "click" in shown
-        _, shown = slipstream(
-            "client", "events", "carl", str(FIRST_ID), "--actions", "click=1", **environment
-        )
-        assert "1 behaviours of carl are stored" in shown
+        words = ("client", "events", "carl", str(FIRST_ID), "--actions", "click=1")
+        _, shown = slipstream(*words, **environment)
+        assert "1 behaviours of carl are stored" in shown and "pre-inference" not in shown
+        _, shown = slipstream(*words, "--rank-in-ms", "120", **environment)
+        assert "2 behaviours of carl are stored" in shown
+        assert "pre-inference: not admitted" in shown  # so few behaviours gain nothing
         code, shown = slipstream("client", "user", "nobody", **environment)
         assert (code, "nothing is stored of this user" in shown) == (1, True)
         code, shown = slipstream("client", "user", "bob", SLIPSTREAM_URL=url)

@@ -25,7 +25,8 @@ def test_runs_of_a_relay_are_exact_and_kept(tmp_path: Path):
     small = bench.runner.sizes.__class__(ablation=40, verdict=40, service=6, lead_in=5, attempts=1)
     bench.runner.sizes = small
     try:
-        service, sessions, verdict, inline = map(bench.runner.run, plans)
+        with bench.witness:
+            service, sessions, verdict, inline = map(bench.runner.run, plans)
         assert bench.deployment.started == 2  # side by side, one for each variant
     finally:
         bench.deployment.close()
@@ -35,6 +36,7 @@ def test_runs_of_a_relay_are_exact_and_kept(tmp_path: Path):
     assert sum(sessions["samples"]["hits"].values()) == 40
     assert sessions["samples"]["hits"].get("inline", 0) < 40
     assert sessions["score_diff"] == verdict["score_diff"] == 0.0
+    assert verdict["longest_pause_ms"] is None or verdict["longest_pause_ms"] >= 0.0
     assert verdict["verdict"] in ("VALID", "INVALID") and verdict["requests"] == 40
     again = ServingBench(QUICK, tmp_path, Console(quiet=True))
     assert again.runner.run(plans[2]) == verdict and again.deployment.started == 0

@@ -167,21 +167,35 @@ def events(
     timestamps: Times = "",
     actions: Actions = None,
     context: Labels = None,
+    rank_in_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="Announce that a ranking follows in so many milliseconds."),
+    ] = None,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Append behaviours to a user's stored history.
 
-    Example: slipstream client events ann 2858,1196
+    Example: slipstream client events ann 2858,1196 --rank-in-ms 120
     """
     ids, values = read_list(items), read_actions(actions)
     times = read_times(timestamps, len(ids)) if timestamps else None
+    more: dict[str, Any] = {"actions": values, "context": read_labels(context)}
+    if rank_in_ms is not None:
+        from slipstream.serving.http.messages import Announcement
+
+        more["preinfer"] = Announcement(rank_in_ms=rank_in_ms)
     with open_client(url) as connection:
-        answer = connection.events(user, ids, times, actions=values, context=read_labels(context))
+        answer = connection.events(user, ids, times, **more)
     if as_json:
         _print_json(answer)
-    else:
-        console.print(f"{answer.behaviours} behaviours of {user} are stored")
+        return
+    console.print(f"{answer.behaviours} behaviours of {user} are stored")
+    if rank_in_ms is not None:
+        told = answer.preinfer
+        why = "the announcement failed" if told is None else told.reason
+        admitted = told is not None and told.admitted
+        console.print(f"pre-inference: {'admitted' if admitted else f'not admitted ({why})'}")
 
 
 @client.command()

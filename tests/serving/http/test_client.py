@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from slipstream.serving.http.client import AsyncClient, Client, RefusalError, UnreachableError
+from slipstream.serving.http.messages import Announcement
 
 RANKED = {"scores": {"click": [0.5]}, "version": "v", "instance": "i-0", "hit": "device"}
 RANKED |= {"truncated": False, "behaviours": 3}
@@ -119,3 +120,18 @@ def test_calls_of_an_asynchronous_client_run_at_the_same_time(server: RecordingS
     assert {json.loads(body)["user"] for *_, body in server.requests} == {
         f"u{number}" for number in range(10)
     }
+
+
+def test_what_is_worth_announcing_is_what_the_last_answer_said(server: RecordingServer):
+    told = {"ticket": "t", "admitted": False, "reason": "gains_little", "instance": "i-0"}
+    told |= {"version": "v", "behaviours": 3, "from_behaviours": 600}
+    with Client(server.url) as client:
+        assert client.worth_announcing(3)
+        server.answer = 202, json.dumps(told).encode()
+        client.preinfer("ann")
+        assert not client.worth_announcing(599) and client.worth_announcing(600)
+        answer = {"behaviours": 4, "preinfer": told | {"from_behaviours": 200}}
+        server.answer = 200, json.dumps(answer).encode()
+        client.events("ann", [1], preinfer=Announcement(rank_in_ms=120))
+        assert not client.worth_announcing(199) and client.worth_announcing(200)
+    assert json.loads(server.requests[1][3])["preinfer"]["rank_in_ms"] == 120

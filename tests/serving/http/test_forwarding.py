@@ -80,3 +80,16 @@ def test_each_path_has_its_endpoint(method: str, path: str, name: str | None):
 def test_a_user_in_a_path_is_all_that_follows():
     assert user_of_path("GET", "/v1/export/a//b/") == ("export", "a//b/")
     assert user_of_path("GET", "/v1/users/..") == ("user", "..")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "ranks"),
+    [
+        ("/v1/rank", b"", True),
+        ("/v1/events", b"", False),
+        ("/v1/events", b', "preinfer": null', False),
+        ("/v1/events", b', "preinfer": {"rank_in_ms": 120}', True),
+    ],
+)
+def test_an_append_that_announces_a_ranking_counts_as_its_work(path, more, ranks):
+    assert decode_fields(b'{"user": "ann"%s}' % more).ranks(path) == ranks

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.instance_service import InstanceService
-from slipstream.serving.request_errors import BadRequest
+from slipstream.serving.request_errors import BadRequest, OverloadError
 from slipstream.serving.router.ticket import TicketSigner
 from tests.support.serving_service import SECRET, append, context, with_service
 from tests.support.serving_stand_in import standin_scores
@@ -196,5 +196,36 @@ def test_a_useless_ticket_ranks_as_none_and_is_counted(tmp_path: Path):
             assert answer.scores["score"] == standin_scores([5, 6, 7], [10, 20, 30], [1])
         stats = service.stats()
         assert (stats["ticket_expired"], stats["ticket_invalid"]) == (1, 2)
+
+    with_service(tmp_path, work)
+
+
+def test_one_request_appends_and_announces(tmp_path: Path):
+    async def work(service: InstanceService) -> None:
+        sent = m.EventsRequest("ann", [5, 6], [10, 20], preinfer=m.Announcement(rank_in_ms=50))
+        stored = await service.events(sent, context())
+        assert stored.behaviours == 2
+        assert stored.preinfer is not None and stored.preinfer.admitted
+        assert (stored.preinfer.behaviours, stored.preinfer.from_behaviours) == (2, 2)
+        ranked = m.RankRequest("ann", [1], ticket=stored.preinfer.ticket)
+        assert (await service.rank(ranked, context())).hit == "device"
+        plain = await service.events(m.EventsRequest("ann", [7], [30]), context())
+        assert (plain.behaviours, plain.preinfer) == (3, None)
+
+    with_service(tmp_path, work)
+
+
+def test_an_announcement_that_fails_is_no_failure_of_the_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def work(service: InstanceService) -> None:
+        async def fail(*_: object, **__: object) -> None:
+            raise OverloadError("queue_full")
+
+        monkeypatch.setattr(service.life.instance, "preinfer", fail)
+        sent = m.EventsRequest("ann", [5], [10], preinfer=m.Announcement())
+        stored = await service.events(sent, context())
+        assert (stored.behaviours, stored.preinfer) == (1, None)
+        assert (await service.users.user(None, context(user="ann"))).behaviours == 1
 
     with_service(tmp_path, work)

@@ -82,6 +82,22 @@ def test_a_ranking_in_line_is_predicted_by_rankings_in_line(tmp_path, monkeypatc
     assert cost.plain_seconds(100, 500) == pytest.approx(0.05, rel=0.01)
 
 
+def test_others_that_use_the_machine_at_the_start_do_not_change_what_a_pass_costs(
+    tmp_path, monkeypatch
+):
+    served, clock = engine(tmp_path, blocks=1), FakeClock()
+    rng = np.random.default_rng(0)
+
+    def mostly_slow(*_, **__):
+        clock.moment += 0.05 if rng.random() < 0.55 else 0.01
+
+    monkeypatch.setattr(served, "rank_batch", mostly_slow)
+    monkeypatch.setattr(served, "run_pass", mostly_slow)
+    cost = CostModel.measure(served, seconds=20.0, clock=clock)
+    assert cost.plain_seconds(500, 0) == pytest.approx(0.01, rel=0.01)
+    assert cost.plain_seconds(100, 500) == pytest.approx(0.01, rel=0.01)
+
+
 def test_a_history_that_fits_a_slice_is_one_chunk():
     cost = CostModel(np.array([0.0, 0.0, 2e-9, 0.0]), 0.0, slice_seconds=0.008, layers=1)
     assert cost.chunk_for(2048) == 2048  # 2,048 tokens, none behind them: 4 milliseconds

@@ -6,6 +6,7 @@ import pytest
 from slipstream.serving.instance.cost_model import CostModel
 from slipstream.serving.instance.estimates import RequestEstimates, most_within
 from slipstream.serving.instance.instance_config import InstanceConfig
+from slipstream.serving.instance.trigger import TriggerConfig
 from slipstream.serving.request_errors import OverloadError
 from tests.support.fake_clock import FakeClock
 from tests.support.serving_samples import candidates, engine, history
@@ -77,3 +78,36 @@ def test_two_passes_are_compared_with_one_as_if_both_ran_now(tmp_path):
     for _ in range(50):  # a busy machine has slowed rankings in line, no prefill has run since
         known.cost.observe("inline", known.cost.pass_seconds(50, 0), 1.0)
     assert known.saved_seconds(tokens, 5) == plain
+
+
+def test_the_shortest_history_to_announce_saves_the_least_that_the_trigger_asks_for(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    known = estimates(served)
+    enough = known.config.trigger.least_saved * known.config.ranking_budget
+    least, many = known.from_behaviours, known.config.expected_candidates
+
+    def saved(behaviours):
+        return known.saved_seconds(served.cached_tokens(behaviours), many)
+
+    assert saved(least) >= enough > saved(least - 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"trigger": TriggerConfig(enabled=False)}, 8),  # whatever has a prefix
+        ({"preinfer": False}, 2501),  # longer than any
+        ({"relay": False}, 2501),
+    ],
+)
+def test_the_shortest_history_to_announce_without_trigger_or_relay(tmp_path, settings, expected):
+    served = engine(tmp_path, blocks=1)
+    known = estimates(served, **settings)
+    assert known.from_behaviours == expected
+    if expected < 2501:
+        assert served.cached_tokens(expected) and not served.cached_tokens(expected - 1)
+
+
+def test_no_history_is_worth_announcing_where_no_prefix_saves_anything(tmp_path):
+    served = engine(tmp_path, blocks=1)
+    assert estimates(served, np.array([1e-3, 0.0, 0.0, 0.0])).from_behaviours == 2501

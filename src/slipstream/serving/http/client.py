@@ -3,7 +3,7 @@
 `AsyncClient` is for services, `Client` for scripts and notebooks.
 
     client = Client("http://127.0.0.1:8000")
-    ticket = client.preinfer("ann").ticket            # early
+    ticket = client.preinfer("ann").ticket            # early, if client.worth_announcing(1_500)
     answer = client.rank("ann", [1, 2, 3], ticket=ticket)
 
 Touch this when an endpoint is added or changes.
@@ -22,6 +22,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.http import explore_messages as em
 from slipstream.serving.http import messages as m
 from slipstream.serving.http import version_messages as vm
+from slipstream.serving.http.announcements import Announcements
 from slipstream.serving.http.endpoints import DEADLINE_HEADER, KEY_HEADER
 
 Message = TypeVar("Message")
@@ -50,6 +51,7 @@ class AsyncClient:
         connections: int = 100,
     ) -> None:
         self._url = url.rstrip("/")
+        self._announcements = Announcements()
         headers = {"content-type": "application/json"}
         if key:
             headers[KEY_HEADER] = key
@@ -76,9 +78,14 @@ class AsyncClient:
         self, user: str, history: m.HistoryMessage | None = None, **more: Any
     ) -> m.PreinferAnswer:
         """Announce that this user will be ranked soon; the answer has the ticket."""
-        return await self._post(
-            "/v1/preinfer", m.PreinferRequest(user, history, **more), m.PreinferAnswer
-        )
+        request = m.PreinferRequest(user, history, **more)
+        answer = await self._post("/v1/preinfer", request, m.PreinferAnswer)
+        self._announcements.note(answer)
+        return answer
+
+    def worth_announcing(self, behaviours: int) -> bool:
+        """Return whether a history of this length gains by `preinfer`, as the server last said."""
+        return self._announcements.worth(behaviours)
 
     async def rank(
         self,
@@ -105,10 +112,15 @@ class AsyncClient:
         timestamps: list[int] | None = None,
         **more: Any,
     ) -> m.EventsAnswer:
-        """Append behaviours to a user's stored history, of now where no times are given."""
-        return await self._post(
-            "/v1/events", m.EventsRequest(user, list(items), timestamps, **more), m.EventsAnswer
-        )
+        """Append behaviours to a user's stored history, of now where no times are given.
+
+        `preinfer=Announcement(rank_in_ms=…)` announces the ranking that follows as well.
+        """
+        request = m.EventsRequest(user, list(items), timestamps, **more)
+        answer = await self._post("/v1/events", request, m.EventsAnswer)
+        if answer.preinfer is not None:
+            self._announcements.note(answer.preinfer)
+        return answer
 
     async def user(self, user: str, limit: int = 20) -> m.UserAnswer:
         """Read what is stored of a user, at most `limit` behaviours."""
@@ -246,6 +258,10 @@ class Client:
     ) -> m.PreinferAnswer:
         """Announce that this user will be ranked soon; the answer has the ticket."""
         return self._run(self._client.preinfer(user, history, **more))
+
+    def worth_announcing(self, behaviours: int) -> bool:
+        """Return whether a history of this length gains by `preinfer`, as the server last said."""
+        return self._client.worth_announcing(behaviours)
 
     def rank(
         self,

@@ -94,7 +94,8 @@ ENDPOINTS = (
         example={"user": "ann", "count": 10, "titles": True},
     ),
     Endpoint(
-        "events", "POST", "/v1/events", "Append behaviours to a user's stored history.",
+        "events", "POST", "/v1/events", "Append behaviours to a user's stored history; with "
+        "`preinfer`, announce the ranking that follows.",
         m.EventsAnswer, m.EventsRequest, problems=(409, *_FORWARDED), timed=True,
         example={"user": "ann", "items": [2858, 1196], "timestamps": [978300000, 978300100]},
     ),

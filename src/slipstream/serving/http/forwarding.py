@@ -50,6 +50,11 @@ class RoutingFields(msgspec.Struct):
     history: HistoryLength | None = None
     candidates: msgspec.Raw = msgspec.Raw(b"")
     retrieve: int | None = None
+    preinfer: msgspec.Raw = msgspec.Raw(b"")
+
+    def ranks(self, path: str) -> bool:
+        """Whether the request is work that grows with the history: a ranking, or its prefix."""
+        return path in RANKING or bytes(self.preinfer) not in (b"", b"null")
 
     def behaviours(self, user: str, stored: StoredLengths) -> int:
         """The behaviours of the request: those it carries, or those last known to be stored."""

@@ -4,6 +4,7 @@ Histories are in user_endpoints.py, drain and reload in instance_lifecycle.py. T
 ranking endpoint does something else.
 """
 
+import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from slipstream.history.history_store import HistoryStore
 from slipstream.serving.http import messages as m
 from slipstream.serving.http.endpoints import REFUSED_HEADER
 from slipstream.serving.http.explore_endpoints import ExploreEndpoints
-from slipstream.serving.http.http_app import Handler, RequestContext
+from slipstream.serving.http.http_app import Handler, RequestContext, problem_of
 from slipstream.serving.http.instance_lifecycle import InstanceLifecycle, OpenInstance
 from slipstream.serving.http.observed_request import HIT_HEADER, REASON_HEADER
 from slipstream.serving.http.request_history import append_recent, drop_unknown, read_history
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # a stand-in can be served without torch
 
 
 STARTED = time.time()
+log = logging.getLogger("slipstream.serving")
 
 
 class InstanceService:
@@ -59,7 +61,7 @@ class InstanceService:
             "preinfer": self.preinfer,
             "rank": self.rank,
             "recommend": self.recommend,
-            "events": users.events,
+            "events": self.events,
             "user": users.user,
             "delete": users.delete,
             "export": users.export,
@@ -117,7 +119,25 @@ class InstanceService:
                 self.name,
                 instance.version,
                 len(history),
+                instance.cascade.from_behaviours,
             )
+
+    async def events(self, request: m.EventsRequest, context: RequestContext) -> m.EventsAnswer:
+        """Append behaviours, and announce the ranking that follows where the request says so.
+
+        What fails of the announcement is no failure of the request: the behaviours are stored.
+        """
+        answer = await self.users.events(request, context)
+        if request.preinfer is not None:
+            more = request.preinfer
+            announced = m.PreinferRequest(request.user, None, more.features, more.rank_in_ms)
+            try:
+                answer.preinfer = await self.preinfer(announced, context)
+            except Exception as error:
+                problem = problem_of(error)
+                context.headers[REASON_HEADER] = problem.code
+                log.warning("stored, but not announced: %s", problem.detail)
+        return answer
 
     async def rank(self, request: m.RankRequest, context: RequestContext) -> m.RankAnswer:
         """Score candidates, behind the prefix that the ticket names where there is one.

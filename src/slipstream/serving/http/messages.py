@@ -59,6 +59,7 @@ RequestTime = Annotated[
         "unless given.",
     ),
 ]
+RankIn = Annotated[float, Meta(ge=0, le=600_000, description="When the ranking request will come.")]
 Shown = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=64)]],
     Meta(max_length=32, description="Item features to return in `shown`."),
@@ -97,15 +98,15 @@ class PreinferRequest(msgspec.Struct, forbid_unknown_fields=True):
     user: User
     history: HistoryMessage | None = None
     features: Features = {}
-    rank_in_ms: (
-        Annotated[float, Meta(ge=0, le=600_000, description="When the ranking request will come.")]
-        | None
-    ) = None
+    rank_in_ms: RankIn | None = None
     ticket: TicketText | None = None
 
 
 class PreinferAnswer(msgspec.Struct):
-    """Whether the work was admitted, and the reason; the ticket is valid in both cases."""
+    """Whether the work was admitted, and the reason; the ticket is valid in both cases.
+
+    A shorter history than `from_behaviours` gains too little: who knows its length need not ask.
+    """
 
     ticket: str
     admitted: bool
@@ -113,6 +114,7 @@ class PreinferAnswer(msgspec.Struct):
     instance: str
     version: str
     behaviours: int
+    from_behaviours: int = 0
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -299,11 +301,19 @@ class RecommendAnswer(msgspec.Struct):
     timeline: Timeline | None = None
 
 
+class Announcement(msgspec.Struct, forbid_unknown_fields=True):
+    """A ranking request will follow the behaviours that are sent: compute the history now."""
+
+    features: Features = {}
+    rank_in_ms: RankIn | None = None
+
+
 class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Behaviours to append to a user's stored history.
 
     Without `timestamps` they happened now. `after`, when given, is the number of behaviours the
-    sender believes are stored: a repeated request is refused, so nothing is stored twice.
+    sender believes are stored: a repeated request is refused, so nothing is stored twice. With
+    `preinfer` the ranking that follows is announced, as by /v1/preinfer, without a second request.
     """
 
     user: User
@@ -318,12 +328,18 @@ class EventsRequest(msgspec.Struct, forbid_unknown_fields=True):
         dict[ActionName, Annotated[list[Label | None], Meta(max_length=MAX_EVENTS)]],
         Meta(max_length=32),
     ] = {}
+    preinfer: Announcement | None = None
 
 
 class EventsAnswer(msgspec.Struct):
-    """How many behaviours were ever stored for the user, these included."""
+    """How many behaviours were ever stored for the user, these included.
+
+    `preinfer` answers the announcement; null without one, and where it failed: the behaviours are
+    stored all the same.
+    """
 
     behaviours: int
+    preinfer: PreinferAnswer | None = None
 
 
 class UserAnswer(msgspec.Struct):

@@ -35,7 +35,6 @@ from slipstream.serving.http.fleet_endpoints import FleetEndpoints
 from slipstream.serving.http.forwarding import (
     FORWARDED,
     OF_ANY_INSTANCE,
-    RANKING,
     RoutingFields,
     decode_fields,
     forwarded_handlers,
@@ -131,7 +130,7 @@ class Router:
         body = await read_body(scope, receive, self._limits)
         path: str = scope["path"]
         caller: Caller = scope.get(CALLER, NOBODY)
-        ticket, of_a_user = None, user_of_path(scope["method"], path)
+        ticket, ranks, of_a_user = None, False, user_of_path(scope["method"], path)
         if (scope["method"], path) in OF_ANY_INSTANCE:
             endpoint = OF_ANY_INSTANCE[scope["method"], path]
             if not body and endpoint.request is not None:
@@ -144,13 +143,14 @@ class Router:
             self._charge(caller, fields)
             user = inner_user(caller.tenant, fields.user)
             ticket = self._signer.find(fields.ticket, user, self.counts)
-            behaviours = fields.behaviours(user, self.stored) if path in RANKING else 0
+            ranks = fields.ranks(path)
+            behaviours = fields.behaviours(user, self.stored) if ranks else 0
         else:
             assert of_a_user is not None
             user, behaviours = inner_user(caller.tenant, of_a_user[1]), 0
         start = self._start(scope, caller, user)
         async with GoneClient(receive):
-            answer = await self._send(scope, start, body, user, behaviours, ticket, deadline)
+            answer = await self._send(scope, start, body, user, behaviours, ranks, ticket, deadline)
             if of_a_user is not None and of_a_user[0] == "delete" and answer.status == 200:
                 await self.admin.forget(start, deadline)
         for name, value in answer.headers:
@@ -184,6 +184,7 @@ class Router:
         body: bytes,
         user: str,
         behaviours: int,
+        ranks: bool,
         ticket: Ticket | None,
         deadline: float,
     ) -> UpstreamAnswer:
@@ -222,7 +223,7 @@ class Router:
                     if observed is not None:
                         observed.instance = instance.name
                     refused = any(name == _REFUSED for name, _ in answer.headers)
-                    if scope["path"] in RANKING and answer.status < 300 and not refused:
+                    if ranks and answer.status < 300 and not refused:
                         self.balancer.note_served(user, instance)
                     return answer
             tried.add(instance.name)

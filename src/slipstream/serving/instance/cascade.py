@@ -75,6 +75,11 @@ class Cascade:
         alone = self._rows_N is None and self.ranking.engine.task == "ranking"
         return bool(self._popular) or alone
 
+    @property
+    def from_behaviours(self) -> int:
+        """The fewest behaviours whose pre-inference gains enough, in one bundle at least."""
+        return min(each.estimates.from_behaviours for each in (self.ranking, self.retrieval))
+
     async def preinfer(self, user: str, history: History, rank_in: float | None) -> Admission:
         """Announce a request; the admission is that of the ranking bundle."""
         admission = await self.ranking.preinfer(

@@ -4,6 +4,8 @@ Touch this when a request is computed in another order of passes; the seconds of
 cost_model.py.
 """
 
+import bisect
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -68,6 +70,24 @@ class RequestEstimates:
             return tokens > 0
         saved = self.saved_seconds(tokens, self.config.expected_candidates)
         return saved > self.cost.plain_seconds(0, 0)
+
+    @functools.cached_property
+    def from_behaviours(self) -> int:
+        """The fewest behaviours whose pre-inference gains enough to be asked for.
+
+        One more than the model reads where none does. By what was measured at the start.
+        """
+        config, most = self.config, self.engine.rules.max_len
+        if not (config.relay and config.preinfer):
+            return most + 1
+        least = config.trigger.least_saved if config.trigger.enabled else 0.0
+
+        def gains(behaviours: int) -> bool:
+            tokens = self.engine.cached_tokens(behaviours)
+            saved = self.saved_seconds(tokens, config.expected_candidates)
+            return self.prefix_pays(tokens) and saved >= least * config.ranking_budget
+
+        return bisect.bisect_left(range(1, most + 1), True, key=gains) + 1
 
     def saved_seconds(self, tokens: int, candidates: int) -> float:
         """Predict by how much a prefix makes a ranking shorter than one in line.
