@@ -44,6 +44,11 @@ def _call(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
+def burst_bytes(bytes_per_second: float) -> int:
+    """Return what an idle card sends at once: about two milliseconds, and a few packets."""
+    return max(16_000, int(bytes_per_second / 500))
+
+
 class Namespaces:
     """Joined namespaces; their names hold the process id, so benchmarks do not clash.
 
@@ -94,10 +99,8 @@ class Namespaces:
                 )
                 continue
             bits = max(int(8 * bytes_per_second), 80_000)
-            burst = max(
-                16_000, int(bytes_per_second / 500)
-            )  # about two milliseconds, and a few packets at least
-            shape = ["tbf", "rate", f"{bits}bit", "burst", str(burst), "limit", str(8 << 20)]
+            burst = str(burst_bytes(bytes_per_second))
+            shape = ["tbf", "rate", f"{bits}bit", "burst", burst, "limit", str(8 << 20)]
             _call("tc", "-n", name, "qdisc", "replace", "dev", card, "root", *shape)
 
     def command(self, rank: int) -> list[str]:

@@ -36,6 +36,7 @@ from slipstream.serving.engine.engine import Engine
 Kind = Literal["probe", "verdict", "ablation", "service", "recommend"]
 DISTURBED, STOLEN = 0.05, 0.01  # share of the cores that others may take; that a hypervisor may
 PAUSED = 0.04  # seconds for which the whole machine may stand still, half the limit of a request
+SERVICE_ATTEMPTS = 5  # for each attempt of another run: a closed loop takes a second
 SETTLE_SECONDS = 0.3  # a router knows its instances' counters a quarter of a second late
 Row = dict[str, Any]
 
@@ -52,6 +53,11 @@ class Sizes:
     attempts: int = 5  # how often a run that others disturb is made
     climb: int = 20  # levels above the first one that a search tries
     most_rate: float = 1e9  # where a search begins at most
+
+    def requests(self, kind: Kind) -> int:
+        """Return how many requests of a run count."""
+        sizes = {"verdict": self.verdict, "ablation": self.ablation, "service": self.service}
+        return sizes.get(kind, self.probe)
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,12 @@ class Runner:
 
     def _make(self, plan: RunPlan) -> None:
         """Make a run; one that others disturbed is kept under another key and made again."""
-        for attempt in range(1, self.sizes.attempts + 1):
-            begin, final = time.monotonic(), attempt == self.sizes.attempts
+        attempts = self.sizes.attempts * (SERVICE_ATTEMPTS if plan.kind == "service" else 1)
+        for attempt in range(1, attempts + 1):
+            begin, final = time.monotonic(), attempt == attempts
             row = self._service(plan) if plan.kind == "service" else self._load(plan, final)
             row["seconds"] = round(time.monotonic() - begin, 1)
-            last = final or is_calm(row)
+            last = final or is_calm(row, plan.rate, self.sizes.requests(plan.kind))
             key = plan.key if last else f"{plan.key}, disturbed {attempt}"
             self.journal.add({"key": key, **_named(plan), **row})
             self._log(describe(self.journal.rows[key]))
@@ -218,11 +225,12 @@ class Runner:
         return {
             "longest_pause_ms": 1e3 * max(pauses, default=0.0) if self._witness.watching else None,
             "paused_ms": 1e3 * sum(pauses),
+            "paused_beyond_ms": 1e3 * sum(max(0.0, each - PAUSED) for each in pauses),
         }
 
     def _load(self, plan: RunPlan, final: bool) -> Row:
         sizes, seed = self.sizes, plan.number
-        count = {"verdict": sizes.verdict, "ablation": sizes.ablation}.get(plan.kind, sizes.probe)
+        count = sizes.requests(plan.kind)
         window = self._window(plan, count + sizes.lead_in, seed)
         cascade, server = self._cascade(plan, window, seed)
         row = uvloop.run(self._drive(plan, cascade, server, count, seed, final))
@@ -284,11 +292,20 @@ class Runner:
         return largest
 
 
-def is_calm(row: Row) -> bool:
+def is_calm(row: Row, rate: float, requests: int) -> bool:
     """Return whether nothing but the benchmark itself had a part in a run."""
     if row["others_share"] > DISTURBED or row["stolen_share"] > STOLEN:
         return False
-    return (row["longest_pause_ms"] or 0.0) <= 1e3 * PAUSED
+    return not is_paused(row, rate, requests)
+
+
+def is_paused(row: Row, rate: float, requests: int) -> bool:
+    """Return whether pauses may have cost half of the misses that a 99th percentile allows.
+
+    Service times, which have no rate, allow none.
+    """
+    beyond: float = row["paused_beyond_ms"]
+    return rate * beyond / 1e3 > 0.005 * requests if rate else beyond > 0.0
 
 
 def served_history(population: Population, user: int, pages: int) -> History:

@@ -10,14 +10,22 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from benchmarks.local_ranks import run_ranks
-from benchmarks.pipeline.link import Namespaces, can_make_namespaces, joined_namespaces
+from benchmarks.pipeline.link import (
+    Namespaces,
+    burst_bytes,
+    can_make_namespaces,
+    joined_namespaces,
+)
 from benchmarks.pipeline.rank import Setting
+from benchmarks.simulate.reality_rank import EXCHANGED_BYTES
 from slipstream.bench.harness import Row, median, note, spread
 from slipstream.errors import SlipstreamError
 from slipstream.files import atomic_file
@@ -49,8 +57,34 @@ MEETING = frozenset(("route", "answer", "collect", "reduce"))
 # The bytes of a serial step take so many times its compute; None: no limit.
 MEMORY_LOADS: tuple[float | None, ...] = (None, 0.2, 0.5, 1.0, 2.0)
 DISK_LOADS: tuple[float | None, ...] = (0.5, 1.0)
+LINK_LOAD = 1.4  # where plain exchanges are timed; no schedule is compared at this rate
 DISK_READS = 1.0  # reads of a serial step take so many times its compute
+PRESENT = "present"
+MODELS = ("first", "second", PRESENT)  # of the link; older ones stand beside the present one
 SIMULATED, SETTLED = 14, 5  # steps; the first ones and those near the end do not count
+
+
+@dataclass(frozen=True)
+class LinkCurve:
+    """What an exchange costs a card, by its bytes: messages both ways hold each other up.
+
+    The words that bytes have arrived wait behind the messages of the other direction, so a long
+    exchange between two ranks takes up to 1.7 times as long as its bytes alone.
+    """
+
+    rate: float
+    wake: float  # seconds of an exchange of nothing
+    seconds: Sequence[float]  # of exchanges of EXCHANGED_BYTES
+
+    def factor(self, sent: float) -> float:
+        """Return by how much an exchange of so many bytes takes longer than they alone."""
+        burst = burst_bytes(self.rate)
+        whole = [(taken - self.wake) * self.rate + burst for taken in self.seconds]
+        factors = [
+            max(1.0, bytes_held / size)
+            for bytes_held, size in zip(whole, EXCHANGED_BYTES, strict=True)
+        ]
+        return float(np.interp(sent, (burst, *EXCHANGED_BYTES), (1.0, *factors)))
 
 
 @dataclass(frozen=True)
@@ -58,6 +92,7 @@ class Calibration:
     """What the metered serial steps of one number of ranks and one tier gave."""
 
     ranks: list[dict[str, Any]]
+    exchanges: Mapping[str, Any] | None = None  # rate and seconds of plain exchanges
 
     def compute(self) -> float:
         """Return the processor seconds of compute in a whole step, the mean over ranks."""
@@ -73,9 +108,22 @@ class Calibration:
     def _mean(self, stage: str, what: int) -> float:
         return sum(_sum(one["stages"]["1"][stage], what) for one in self.ranks) / len(self.ranks)
 
-    def costs(self, schedule: Schedule, read_rate: float | None) -> "ScheduleCosts":
+    @cached_property
+    def curve(self) -> LinkCurve | None:
+        """The curve of the link, where plain exchanges were timed."""
+        if self.exchanges is None:
+            return None
+        return LinkCurve(self.exchanges["rate"], self.wake("idle"), self.exchanges["seconds"])
+
+    def wake(self, core: str) -> float:
+        """Return the seconds until a thread on an `idle` or `busy` core runs after a message."""
+        return median([one[f"wake_{core}"] for one in self.ranks])
+
+    def costs(
+        self, schedule: Schedule, read_rate: float | None, curve: LinkCurve | None = None
+    ) -> "ScheduleCosts":
         """Return what the tasks of a schedule take, from serial steps cut alike."""
-        return ScheduleCosts(self, schedule, read_rate)
+        return ScheduleCosts(self, schedule, read_rate, curve)
 
 
 def _sum(parts: Sequence[Sequence[float]], what: int) -> float:
@@ -86,9 +134,14 @@ class ScheduleCosts:
     """What each task of a schedule takes on each rank."""
 
     def __init__(
-        self, calibration: Calibration, schedule: Schedule, read_rate: float | None
+        self,
+        calibration: Calibration,
+        schedule: Schedule,
+        read_rate: float | None,
+        curve: LinkCurve | None,
     ) -> None:
         self.ranks, self.schedule, self.read_rate = calibration.ranks, schedule, read_rate
+        self.curve = curve
         self.cut = str(schedule.micro_batches)
 
     def __call__(self, rank: int, task: Task) -> RankTask:
@@ -110,6 +163,8 @@ class ScheduleCosts:
                 (1 - overlap) * cpu, waits=reads / self.read_rate if self.read_rate else 0
             )
         if name in MEETING:
+            if self.curve is not None and rounds:
+                sent *= self.curve.factor(sent / rounds)
             return RankTask(cpu, sent, rounds=round(rounds))
         return RankTask(cpu)
 
@@ -139,6 +194,10 @@ def measure(ranks: int, tier: str, base: Setting = BASE) -> dict[str, Any]:
         metered = launch(setting, "meter", link)
         known = Calibration(metered["ranks"])
         compute, sent = known.compute(), known.sent()
+        note(f"{ranks} ranks, {tier}: plain exchanges")
+        rate_of_plain = sent / (LINK_LOAD * compute)
+        link.set_rate(rate_of_plain)
+        plain = launch(setting, "link", link)["exchange_seconds"]
         rows = []
         for load in MEMORY_LOADS if tier == "memory" else DISK_LOADS:
             rate = None if load is None else sent / (load * compute)
@@ -152,7 +211,13 @@ def measure(ranks: int, tier: str, base: Setting = BASE) -> dict[str, Any]:
                 for name, found in timed["variants"].items()
             }
             rows.append({"load": load, "rate": rate, "read_rate": pace, "samples": samples})
-    return {"ranks": ranks, "tier": tier, "metered": metered["ranks"], "rows": rows}
+    return {
+        "ranks": ranks,
+        "tier": tier,
+        "metered": metered["ranks"],
+        "exchanges": {"rate": rate_of_plain, "seconds": plain},
+        "rows": rows,
+    }
 
 
 def record(ranks: int, tier: str, base: Setting = BASE) -> Path:
@@ -171,43 +236,39 @@ def simulated_step(
     micro_batches: int,
     rate: float | None,
     read_rate: float | None,
-    queue: bool = True,
-    words: bool = True,
-    wakes: bool = True,
+    model: str = PRESENT,
 ) -> float:
-    """Return the simulated seconds of a step."""
+    """Return the simulated seconds of a step, by one of MODELS."""
     schedule = make_schedule(name, micro_batches=micro_batches)
-    cores = [one["core"] for one in known.ranks]
-    idle, busy = (median([one[name] for one in known.ranks]) for name in ("wake_idle", "wake_busy"))
+    queues = model != "first"
+    curve = known.curve if model == PRESENT else None
     clock = SharedClock(
         schedule,
-        cores,
+        [one["core"] for one in known.ranks],
         rate,
-        queue=queue,
-        words=words,
-        wake_idle=idle,
-        wake_busy=busy if wakes else idle,
+        queue=queues,
+        burst=burst_bytes(rate) if curve and rate else 0.0,
+        words=queues,
+        wake_idle=known.wake("idle"),
+        wake_busy=known.wake("busy" if queues else "idle"),
     )
-    ends = clock.run(SIMULATED, known.costs(schedule, read_rate))
+    ends = clock.run(SIMULATED, known.costs(schedule, read_rate, curve if rate else None))
     last = SIMULATED - 1 - max(stage.ahead for stage in schedule.stages)
     return (ends[last] - ends[SETTLED]) / (last - SETTLED)
 
 
 def compare(part: Mapping[str, Any]) -> list[Row]:
     """Simulate what one part measured; a row per schedule and rate."""
-    known = Calibration(part["metered"])
+    known = Calibration(part["metered"], part.get("exchanges"))
     rows: list[Row] = []
     for setting in part["rows"]:
         for name, micro_batches in SCHEDULES:
             samples = setting["samples"][f"{name} {micro_batches}"]
             measured = median(samples)
             rates = setting["rate"], setting["read_rate"]
-            simulated, first = (
-                simulated_step(
-                    known, name, micro_batches, *rates, queue=whole, words=whole, wakes=whole
-                )
-                for whole in (True, False)
-            )
+            simulated = {
+                model: simulated_step(known, name, micro_batches, *rates, model) for model in MODELS
+            }
             load = "no limit" if setting["load"] is None else f"{setting['load']:g}"
             rows.append(
                 {
@@ -218,9 +279,13 @@ def compare(part: Mapping[str, Any]) -> list[Row]:
                     "load": load,
                     "schedule": name,
                     "measured_ms": 1e3 * measured,
-                    "simulated_ms": 1e3 * simulated,
-                    "error": simulated / measured - 1,
-                    "error_first_model": first / measured - 1,
+                    "simulated_ms": 1e3 * simulated[PRESENT],
+                    "error": simulated[PRESENT] / measured - 1,
+                    **{
+                        f"error_{model}_model": simulated[model] / measured - 1
+                        for model in MODELS
+                        if model != PRESENT
+                    },
                     "spread": spread(samples),
                     "samples": samples,
                 }

@@ -28,6 +28,8 @@ from slipstream.training.features import ITEM
 from slipstream.training.ranks import arrange
 
 _SKIPPED, _METERED = 3, 12  # steps of a metered run: the first ones warm up
+EXCHANGED_BYTES = (32_000, 64_000, 128_000, 256_000, 512_000)  # sent by each rank
+_IDLE_SECONDS = 0.02  # before an exchange, so that its card may send a burst
 
 
 class Meter:
@@ -129,6 +131,21 @@ def round_seconds(busy: bool, rounds: int = 60) -> float:
     return float(torch.tensor(taken).median())
 
 
+def exchange_seconds(sent: int, repeats: int = 7) -> float:
+    """Return the median seconds of one exchange in which every rank sends so many bytes."""
+    world = dist.get_world_size()
+    mine = torch.ones(world * (sent // 4 // (world - 1)))
+    received = torch.empty_like(mine)
+    taken = []
+    for _ in range(repeats):
+        time.sleep(_IDLE_SECONDS)
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_to_all_single(received, mine)
+        taken.append(time.perf_counter() - begin)
+    return float(torch.tensor(taken).median())
+
+
 class TimedRank(Rank):
     """A rank that warms every schedule up alike before it is timed."""
 
@@ -183,6 +200,8 @@ def main(rank: int, scratch: Path, setting: Setting, parts: str) -> None:
                 "wake_busy": round_seconds(True),
             }
             found["ranks"] = Rank(setting, ranks, scratch).everyone(mine)
+        if "link" in parts:
+            found["exchange_seconds"] = [exchange_seconds(sent) for sent in EXCHANGED_BYTES]
         if "time" in parts:
             found |= TimedRank(setting, ranks, scratch).time_variants()
         if rank == 0:

@@ -138,18 +138,22 @@ def test_a_run_ends_when_the_machine_pauses():
 
 
 @pytest.mark.parametrize(
-    ("change", "calm"),
+    ("change", "rate", "calm"),
     [
-        ({}, True),
-        ({"longest_pause_ms": None}, True),  # nobody could look
-        ({"longest_pause_ms": 41.0}, False),
-        ({"others_share": 0.06}, False),
-        ({"stolen_share": 0.02}, False),
+        ({}, 100.0, True),
+        ({"others_share": 0.06}, 100.0, False),
+        ({"stolen_share": 0.02}, 100.0, False),
+        ({"paused_beyond_ms": 50.0}, 100.0, True),  # five requests of ten that may miss
+        ({"paused_beyond_ms": 51.0}, 100.0, False),
+        ({"paused_beyond_ms": 51.0}, 10.0, True),
+        ({"paused_beyond_ms": 1.0}, 0.0, False),  # service times
     ],
 )
-def test_a_run_is_calm_where_nothing_else_had_a_part_in_it(change: dict[str, float], calm: bool):
-    row = {"others_share": 0.05, "stolen_share": 0.01, "longest_pause_ms": 40.0}
-    assert is_calm(row | change) == calm
+def test_a_run_is_calm_where_nothing_else_had_a_part_in_it(
+    change: dict[str, float], rate: float, calm: bool
+):
+    row = {"others_share": 0.05, "stolen_share": 0.01, "paused_beyond_ms": 0.0}
+    assert is_calm(row | change, rate, 1_000) == calm
 
 
 def test_the_ideal_queue_in_line_is_that_of_queueing_theory():

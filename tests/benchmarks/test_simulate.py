@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks.simulate import bench, nestpipe, papers, reality, serving_reality, turbogr
@@ -113,6 +114,43 @@ def test_metered_stages_become_tasks_and_buffers_read_less():
     assert plain == pytest.approx(0.001 * len(names))
     slow = reality.simulated_step(known, "serial", 1, 1e4, None)
     assert slow == pytest.approx(plain + 4 * 0.01)
+
+
+def test_a_link_that_holds_long_exchanges_up_lengthens_their_steps():
+    rate, sizes = 1e6, np.array(reality.EXCHANGED_BYTES, float)
+    held = 1.5 * sizes  # bytes as if half as many again were sent; 16,000 of them at once
+    seconds = ((held - 16_000) / rate + 0.001).tolist()
+    curve = reality.LinkCurve(rate, 0.001, seconds)
+    assert curve.factor(100.0) == 1.0 and curve.factor(16_000) == 1.0
+    assert curve.factor(64_000) == pytest.approx(1.5) == curve.factor(1e9)
+    assert 1.0 < curve.factor(20_000) < 1.5
+    free = reality.LinkCurve(rate, 0.001, [0.001] * len(sizes))
+    assert free.factor(512_000) == 1.0
+
+
+def test_the_present_model_of_the_link_stands_beside_the_older_ones():
+    names = [each.name for each in make_schedule("serial").stages]
+    stage = [[0.002, 0.001, 64_000.0, 1.0]]
+    metered = {
+        "stages": {"1": dict.fromkeys(names, stage), "8": dict.fromkeys(names, stage * 8)},
+        "keys": {"keys": 1000.0, "overlap": 0.5},
+        "core": 0,
+        "wake_idle": 0.0,
+        "wake_busy": 0.0,
+    }
+    seconds = [1.5 * size / 1e6 for size in reality.EXCHANGED_BYTES]
+    samples = {f"{name} {micro}": [0.3, 0.3] for name, micro in reality.SCHEDULES}
+    rates = [
+        {"load": load, "rate": rate, "read_rate": None, "samples": samples}
+        for load, rate in ((None, None), (1.0, 1e6))
+    ]
+    part = {"ranks": 2, "tier": "memory", "metered": [metered, metered | {"core": 1}]}
+    part |= {"exchanges": {"rate": 1e6, "seconds": seconds}, "rows": rates}
+    rows = {row["variant"]: row for row in reality.compare(part)}
+    free, slow = rows["2 ranks, memory, no limit: serial"], rows["2 ranks, memory, 1: serial"]
+    assert free["error"] == free["error_second_model"] == free["error_first_model"]
+    # Four exchanges, each with 16,000 more bytes held up than the burst sends at once.
+    assert slow["error"] > slow["error_second_model"] == slow["error_first_model"]
 
 
 def test_recorded_serving_rates_are_compared_with_simulated_ones(tmp_path, monkeypatch):

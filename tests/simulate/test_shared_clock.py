@@ -44,6 +44,20 @@ def test_lanes_share_a_card_and_its_bytes_take_their_time(queue):
     assert ends[6] - ends[5] == pytest.approx(3.0, rel=0.05)  # the card is never idle
 
 
+def test_a_card_that_was_idle_sends_its_burst_at_once():
+    costs = {"compute": RankTask(cpu=1.0), "answer": RankTask(sent=10.0, rounds=1)}
+    for burst, step in ((0.0, 1.5), (4.0, 1.3), (50.0, 1.0)):
+        ends = steps_of(SERIAL, [0, 1], costs, rate=20.0, burst=burst)
+        assert ends[3] - ends[2] == pytest.approx(step)
+
+
+def test_a_burst_is_no_help_to_a_card_that_is_never_idle():
+    costs = {"answer": RankTask(sent=10.0, rounds=1), "collect": RankTask(sent=10.0, rounds=1)}
+    options = {"rate": 10.0, "steps": 12, "burst": 5.0, "words": False}
+    ends = steps_of(make_schedule("semi_async"), [0, 1], costs, **options)
+    assert ends[6] - ends[5] == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_rank_waits_for_the_slowest_and_paced_reads_use_no_core():
     def costs(rank, task):
         if task.stage == "retrieve":

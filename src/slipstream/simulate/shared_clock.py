@@ -2,7 +2,8 @@
 
 `LaneClock` gives every lane a resource of its own. Here the lanes of a rank, and ranks on the same
 core, share that core evenly. The messages of a rank leave its card one after the other, in the
-order in which they were sent (`queue`), or share it evenly. A task runs through its parts in turn:
+order in which they were sent (`queue`), or share it evenly; a card that was idle sends the first
+`burst` bytes at once, as a token bucket does. A task runs through its parts in turn:
 processor time; for each round of messages a word that it is ready (which waits in the queue like
 any other message), a meeting with the other ranks, bytes over the card and the time until its
 threads run again, which is longer on a busy core; a wait that uses nothing. Time goes from event to
@@ -73,6 +74,7 @@ class SharedClock:
         bytes_per_second: float | None = None,
         *,
         queue: bool = True,
+        burst: float = 0.0,
         words: bool = True,
         wake_idle: float = 0.0,
         wake_busy: float = 0.0,
@@ -81,6 +83,7 @@ class SharedClock:
         self.schedule, self.core_of = schedule, list(core_of)
         self.wake_idle, self.wake_busy = wake_idle, wake_busy
         self.rate, self.queue, self.words = bytes_per_second, queue, queue and words
+        self.credit = burst / bytes_per_second if bytes_per_second else 0.0
         self.ranks = len(self.core_of)
 
     def run(self, steps: int, costs: Callable[[int, Task], RankTask]) -> list[float]:
@@ -103,7 +106,7 @@ class _Run:
         self.met: dict[tuple[Task, int], list[_Running]] = defaultdict(list)
         self.active: list[_Running] = []
         self.waiting: list[tuple[float, int, _Running]] = []
-        self.card_free = [0.0] * clock.ranks
+        self.card_free = [-clock.credit] * clock.ranks
         self.now, self._order = 0.0, 0
         self.ends = [0.0] * steps
 
@@ -154,9 +157,9 @@ class _Run:
                     continue
                 self._wait(running, self.now + seconds)
             elif running.kind == "card" and self.clock.queue:
-                free = max(self.now, self.card_free[running.rank]) + running.left
-                self.card_free[running.rank] = free
-                self._wait(running, free)
+                last = max(self.now - self.clock.credit, self.card_free[running.rank])
+                self.card_free[running.rank] = last + running.left
+                self._wait(running, max(self.now, last + running.left))
             else:
                 self.active.append(running)
             return
