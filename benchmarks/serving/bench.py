@@ -28,6 +28,7 @@ from benchmarks.serving.users import FIRST_ID, TASKS, Population
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.serving.engine.engine import Engine
+from slipstream.training.run_directory import sole_user
 
 PARTS = ("sessions", "no_reuse", "once", "longest", "ablations", "truncation", "recommend", "hit")
 Figures = dict[str, Any]
@@ -368,7 +369,7 @@ class ServingBench:
         work: dict[str, Callable[[], None]] = {name: getattr(self, name) for name in PARTS}
         try:
             self.figures["noise_floor_ms"] = noise_floor()
-            with self.witness:
+            with sole_user(self.work), self.witness:
                 if not self.witness.watching:
                     self.console.print(
                         "only root sees when this machine pauses; no run is repeated"

@@ -23,7 +23,7 @@ BEGIN = 0.8  # of the ideal queue's rate: where a search begins
 Found = TypeVar("Found")
 Search = Generator[RunPlan, Row, Found]
 VERDICTS, NEEDED = 3, 2
-PROBES = 2  # a run that does not hold is repeated once
+TRIES = 2  # a run that does not hold, or is INVALID, is repeated once
 
 
 def level_of(rate: float) -> int:
@@ -102,7 +102,7 @@ class RateSearch:
         self.runner, self.question, self.variants = runner, question, variants
 
     def first_valid(self, variant: Variant) -> Search[int | None]:
-        """Find the largest level at or below the search's that LoadGen calls VALID."""
+        """Find the largest level at or below the search's that LoadGen calls VALID once of two."""
         sizes = self.runner.sizes
         rate = min(sizes.most_rate, BEGIN * self.ideal_rate(variant))
         begin = max(LOWEST_LEVEL, level_of(max(LOWEST_RATE, rate)))
@@ -110,8 +110,9 @@ class RateSearch:
             lambda each: self._holds(variant, each), begin, LOWEST_LEVEL, begin + sizes.climb
         )
         while level is not None and level >= LOWEST_LEVEL:
-            if (yield from self._valid(variant, level, 1)):
-                return level
+            for number in range(1, TRIES + 1):
+                if (yield from self._valid(variant, level, number)):
+                    return level
             level -= 1
         return None
 
@@ -156,7 +157,7 @@ class RateSearch:
         return None
 
     def _holds(self, variant: Variant, level: int) -> Search[bool]:
-        for number in range(1, PROBES + 1):
+        for number in range(1, TRIES + 1):
             row = yield self.question.plan(variant, rate_of(level), number, "probe")
             if row["holds"]:
                 return True
@@ -181,7 +182,7 @@ class LengthSearch:
         return round(self.first * STEP**level / 16) * 16
 
     def longest(self, variant: Variant, begin: int) -> Search[int]:
-        """Find the longest history that LoadGen calls VALID, 0 where none is."""
+        """Find the longest history that LoadGen calls VALID once of two, 0 where none is."""
         level = yield from largest_held(
             lambda each: self._holds(variant, each),
             round(math.log(begin / self.first) / math.log(STEP)),
@@ -189,14 +190,15 @@ class LengthSearch:
             self.highest,
         )
         while level is not None and level >= 0:
-            row = yield self._plan(variant, level, "verdict", 1)
-            if row["verdict"] == "VALID":
-                return self.length_of(level)
+            for number in range(1, TRIES + 1):
+                row = yield self._plan(variant, level, "verdict", number)
+                if row["verdict"] == "VALID":
+                    return self.length_of(level)
             level -= 1
         return 0
 
     def _holds(self, variant: Variant, level: int) -> Search[bool]:
-        for number in range(1, PROBES + 1):
+        for number in range(1, TRIES + 1):
             row = yield self._plan(variant, level, "probe", number)
             if row["holds"]:
                 return True

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from benchmarks.serving.bench import QUICK, ServingBench
 from benchmarks.serving.claims import compute_claims, group_rows
 from benchmarks.serving.ideal_queue import inline_rate, relay_rate
 from benchmarks.serving.load import Outcome, open_loop
@@ -31,6 +34,8 @@ from benchmarks.serving.trace import (
 )
 from benchmarks.serving.truncation import find_figure
 from benchmarks.serving.users import Population
+from slipstream.errors import SlipstreamError
+from slipstream.training.run_directory import sole_user
 
 
 def test_sessions_are_cut_at_users_and_long_gaps():
@@ -233,6 +238,13 @@ def test_the_journal_survives_a_torn_line(tmp_path):
     with path.open("a") as file:
         file.write('{"key": "b", "hol')
     assert Journal(path).rows == {"a": {"key": "a", "holds": True}}
+
+
+def test_two_benchmarks_do_not_share_a_directory(tmp_path: Path):
+    first, second = (ServingBench(QUICK, tmp_path, Console(quiet=True)) for _ in range(2))
+    with sole_user(first.work), pytest.raises(SlipstreamError, match="another process works in"):
+        second.run_parts([])
+    assert second.run_parts([])
 
 
 def test_a_runs_key_tells_runs_apart():

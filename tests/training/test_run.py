@@ -140,7 +140,7 @@ def test_strangers_are_refused(store, tmp_path):
         train(small_recipe(), other, tmp_path / "run", quiet=True)
     with (
         sole_user(tmp_path / "run"),
-        pytest.raises(SlipstreamError, match="another process is training"),
+        pytest.raises(SlipstreamError, match="another process works"),
     ):
         train(small_recipe(), store, tmp_path / "run", quiet=True)
     (tmp_path / "run" / "run.json").unlink()

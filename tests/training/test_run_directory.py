@@ -77,7 +77,7 @@ def test_a_run_somebody_trains_is_not_replaced(store, tmp_path):
     train(small_recipe(), store, tmp_path / "run", quiet=True)
     with (
         sole_user(tmp_path / "run"),
-        pytest.raises(SlipstreamError, match="another process is training"),
+        pytest.raises(SlipstreamError, match="another process works"),
     ):
         train(small_recipe(seed=4), store, tmp_path / "run", quiet=True, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

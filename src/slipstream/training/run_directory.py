@@ -290,13 +290,12 @@ def find_store(
 
 @contextlib.contextmanager
 def sole_user(directory: Path) -> Iterator[None]:
-    """Lock the run's directory for this process; the lock ends with the process."""
+    """Lock a run's directory for this process; the lock ends with the process."""
     with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SlipstreamError(
-                f"another process is training in {directory}; wait for it, or choose another "
-                "directory"
+                f"another process works in {directory}; wait for it, or choose another directory"
             ) from error
         yield
