@@ -118,6 +118,31 @@ async def test_an_instance_that_times_out_is_avoided_but_short_deadlines_do_not_
         assert await face.ask("/v1/rank", RANK) == (200, {"by": second.name})
 
 
+async def is_late(fake: FakeInstance, writer: asyncio.StreamWriter) -> None:
+    await reply(writer, 504, {"error": "deadline_passed", "detail": "too late"})
+
+
+@on_a_loop
+async def test_a_burst_of_late_answers_ejects_no_instance_but_being_late_always_does():
+    async with serving() as face:
+        first, second = face.order()[:2]
+        face.state(second).record.at = face.router.clock.now()
+        for _ in range(20):
+            face.state(second).record.add(failed=False, seconds=0.005)
+
+        async def asked(times: int, behaviour: Behaviour) -> None:
+            first.behaviour = behaviour
+            for _ in range(times):
+                await face.ask("/v1/rank", RANK, x_slipstream_deadline_ms="450")
+
+        await asked(10, answers)
+        await asked(8, is_late)
+        assert not face.state(first).breaker.open
+        await asked(150, is_late)
+        assert face.state(first).breaker.open
+        assert face.router.balancer.ejected == {"slow": 1}
+
+
 @on_a_loop
 async def test_a_ticket_leads_to_its_holder_until_that_one_drains():
     async with serving() as face:

@@ -53,6 +53,15 @@ def test_without_comparison_nothing_is_slow():
     assert slow_limit([record(9, seconds=0.1)], CONFIG) == pytest.approx(0.3)
 
 
+def test_one_cold_request_makes_no_instance_slow():
+    own = record(5)
+    own.add(failed=False, seconds=2.0)  # the first of a new process
+    assert find_fault(own, [record(6)], CONFIG) is None
+    for _ in range(20):
+        own.add(failed=False, seconds=2.0)
+    assert find_fault(own, [record(6)], CONFIG) == "slow"
+
+
 RECORDS = st.builds(
     lambda requests, failures, seconds: record(requests, min(requests, failures), seconds),
     st.integers(0, 12),

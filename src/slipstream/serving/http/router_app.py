@@ -264,7 +264,10 @@ class Router:
         seconds = self.clock.now() - sent if timed and answer.status < 400 else None
         if seconds is not None:
             self.times[instance.name].add(self.clock.now(), seconds)
-        self._note_answer(instance, answer, seconds, patient=left >= SLOW_SECONDS)
+        late = answer.status == 504 and left < SLOW_SECONDS
+        if late and timed:
+            seconds = max(left, self.clock.now() - sent)
+        self._note_answer(instance, answer, seconds, late=late)
         return answer
 
     def _note_failure(self, instance: InstanceState, error: UpstreamError) -> None:
@@ -275,12 +278,13 @@ class Router:
             self.balancer.note_silence(instance)
 
     def _note_answer(
-        self, instance: InstanceState, answer: UpstreamAnswer, seconds: float | None, patient: bool
+        self, instance: InstanceState, answer: UpstreamAnswer, seconds: float | None, *, late: bool
     ) -> None:
         """Note what an answer says of its instance: its backlog, its health.
 
-        An instance is not to blame for a store that is away (503) or a short deadline (504), unless
-        the others do better.
+        An instance is not to blame for a store that is away (503), unless the others do better. One
+        that was too `late` for a short deadline did not fail: it was slow, for once, and a burst
+        must not take a busy instance away from those that are busy, too.
         """
         for name, value in answer.headers:
             if name == _BACKLOG:
@@ -288,9 +292,11 @@ class Router:
         if answer.status == 503 and b'"draining"' in answer.body:
             instance.draining = True
             return
-        grave = answer.status != 503 and (answer.status != 504 or patient)
         self.balancer.note_answer(
-            instance, failed=answer.status >= 500, seconds=seconds, grave=grave
+            instance,
+            failed=answer.status >= 500 and not late,
+            seconds=seconds,
+            grave=answer.status != 503,
         )
 
     # Instances that are probed, that join and leave (instance_probes.py, membership.py)

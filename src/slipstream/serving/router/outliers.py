@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from statistics import median
 
+SHORTEST = 1e-6  # seconds of a request, so that a logarithm exists
+
 
 @dataclass(frozen=True)
 class OutlierConfig:
@@ -27,19 +29,23 @@ class OutlierConfig:
 
 @dataclass
 class RequestRecord:
-    """The outcomes of an instance's requests; older ones fade."""
+    """The outcomes of an instance's requests; older ones fade.
+
+    Times are summed as logarithms: the geometric mean of a few requests hardly notices one that
+    took a hundred times as long, such as the first of a new process.
+    """
 
     requests: float = 0.0
     failures: float = 0.0
     timed: float = 0.0  # requests whose seconds count
-    seconds: float = 0.0
+    log_seconds: float = 0.0
     at: float = 0.0
 
     def fade(self, now: float, horizon: float) -> None:
         """Let what is recorded count less, the older the less."""
         kept = math.exp(-max(0.0, now - self.at) / horizon)
         self.requests, self.failures = kept * self.requests, kept * self.failures
-        self.timed, self.seconds, self.at = kept * self.timed, kept * self.seconds, now
+        self.timed, self.log_seconds, self.at = kept * self.timed, kept * self.log_seconds, now
 
     def add(self, *, failed: bool, seconds: float | None) -> None:
         """Count one request; `seconds` None where its time says nothing about the instance."""
@@ -47,7 +53,12 @@ class RequestRecord:
         self.failures += failed
         if seconds is not None:
             self.timed += 1
-            self.seconds += seconds
+            self.log_seconds += math.log(max(seconds, SHORTEST))
+
+    @property
+    def typical_seconds(self) -> float:
+        """The geometric mean of its times; 0 where none counts."""
+        return math.exp(self.log_seconds / self.timed) if self.timed else 0.0
 
     @property
     def failure_share(self) -> float:
@@ -62,7 +73,7 @@ def may_be_outlier(own: RequestRecord, config: OutlierConfig) -> bool:
     """
     if own.requests < config.min_requests:
         return False
-    slow = own.timed >= config.min_requests and own.seconds > config.slow_seconds * own.timed
+    slow = own.timed >= config.min_requests and own.typical_seconds > config.slow_seconds
     return slow or own.failure_share > config.failure_margin
 
 
@@ -78,13 +89,13 @@ def find_fault(
         return "failing"
     if own.timed < config.min_requests:
         return None
-    return "slow" if own.seconds / own.timed > slow_limit(others, config) else None
+    return "slow" if own.typical_seconds > slow_limit(others, config) else None
 
 
 def slow_limit(others: Collection[RequestRecord], config: OutlierConfig) -> float:
     """Return the seconds from which an instance counts as slow among the others."""
-    means = [o.seconds / o.timed for o in others if o.timed >= config.min_requests]
-    if not means:
+    times = [o.typical_seconds for o in others if o.timed >= config.min_requests]
+    if not times:
         return math.inf
-    usual = median(means)
+    usual = median(times)
     return max(config.slow_factor * usual, usual + config.slow_seconds)
