@@ -1,6 +1,7 @@
 """The simulator's comparisons: calibrated on two rows only, complete, and honest about misses."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,16 +95,21 @@ def test_turbogr_rows_say_where_they_agree():
     assert all(row["within_10"] == (abs(row["error"]) <= 0.10) for row in rows)
 
 
-def test_metered_stages_become_tasks_and_buffers_read_less():
-    stage = [[0.002, 0.001, 100.0, 1.0]]
-    names = [each.name for each in make_schedule("serial").stages]
-    metered = {
+def metered_rank(names: list[str], stage: list[list[float]]) -> dict[str, Any]:
+    """What one rank of the reality check metered, every stage alike."""
+    return {
         "stages": {"1": dict.fromkeys(names, stage), "8": dict.fromkeys(names, stage * 8)},
         "keys": {"keys": 1000.0, "overlap": 0.5},
         "core": 0,
         "wake_idle": 0.0,
         "wake_busy": 0.0,
     }
+
+
+def test_metered_stages_become_tasks_and_buffers_read_less():
+    stage = [[0.002, 0.001, 100.0, 1.0]]
+    names = [each.name for each in make_schedule("serial").stages]
+    metered = metered_rank(names, stage)
     known = reality.Calibration([metered, metered | {"core": 1}])
     serial = known.costs(make_schedule("serial"), 1e4)
     double = known.costs(make_schedule("dual_buffer"), 1e4)
@@ -131,13 +137,7 @@ def test_a_link_that_holds_long_exchanges_up_lengthens_their_steps():
 def test_the_present_model_of_the_link_stands_beside_the_older_ones():
     names = [each.name for each in make_schedule("serial").stages]
     stage = [[0.002, 0.001, 64_000.0, 1.0]]
-    metered = {
-        "stages": {"1": dict.fromkeys(names, stage), "8": dict.fromkeys(names, stage * 8)},
-        "keys": {"keys": 1000.0, "overlap": 0.5},
-        "core": 0,
-        "wake_idle": 0.0,
-        "wake_busy": 0.0,
-    }
+    metered = metered_rank(names, stage)
     seconds = [1.5 * size / 1e6 for size in reality.EXCHANGED_BYTES]
     samples = {f"{name} {micro}": [0.3, 0.3] for name, micro in reality.SCHEDULES}
     rates = [

@@ -161,7 +161,11 @@ class StandInInstance:
         )
         hit = "device" if (user, len(history.items)) in self._kept else "inline"
         return SimpleNamespace(
-            scores={"score": np.array(scores)}, hit=hit, truncated=False, version=self.version
+            scores={"score": np.array(scores)},
+            hit=hit,
+            truncated=False,
+            version=self.version,
+            kept=True,
         )
 
     async def forget(self, user: str, deadline: float) -> None:

@@ -128,10 +128,8 @@ class Fleet:
             state.reported = node.instance.backlog
         self.balancer.note_answer(state)
         self.counts["announced"] += 1
-        if not admission.admitted:
-            return None
-        self.balancer.note_served(user, state)
-        return state.name
+        self.balancer.note_served(user, state, admission.admitted)
+        return state.name if admission.admitted else None
 
     async def _rank(
         self, user: str, history: SimulatedHistory, owner: str | None, deadline: float
@@ -147,20 +145,20 @@ class Fleet:
             sent = self.loop.now
             try:
                 with self.balancer.outstanding(state, len(history)):
-                    await self._rank_at(self.by_name[state.name], user, history, deadline)
+                    kept = await self._rank_at(self.by_name[state.name], user, history, deadline)
             except OverloadError as error:
                 self.counts[f"refused_{error.reason}"] += 1
                 self.balancer.note_answer(state)
             except DeadlineError:
                 self.counts["deadline_passed"] += 1
-                grave = left >= SLOW_SECONDS
-                self.balancer.note_answer(state, failed=True, grave=grave)
+                late = left < SLOW_SECONDS  # as the router takes it: slow, for once
+                self.balancer.note_answer(state, failed=not late, seconds=left if late else None)
                 return False
             except _Lost:
                 self._gone(self.by_name[state.name])
             else:
                 self.balancer.note_answer(state, seconds=self.loop.now - sent)
-                self.balancer.note_served(user, state)
+                self.balancer.note_served(user, state, kept)
                 return True
             tried.add(state.name)
             self.counts["retries"] += 1
@@ -168,7 +166,8 @@ class Fleet:
 
     async def _rank_at(
         self, node: SimulatedNode, user: str, history: SimulatedHistory, deadline: float
-    ) -> None:
+    ) -> bool:
+        """Rank at an instance; return whether it keeps a prefix of the user."""
         half, task = self.config.http_seconds / 2, asyncio.current_task()
         assert task is not None
         await self.loop.pause(half)
@@ -190,6 +189,7 @@ class Fleet:
         self.counts[f"hit_{found.hit}"] += 1
         node.state.reported = node.instance.backlog
         await self.loop.pause(half)
+        return found.kept
 
     # ---- what goes wrong -------------------------------------------------------------------------
 

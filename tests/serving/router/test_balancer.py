@@ -125,6 +125,16 @@ def test_a_router_that_is_alone_places_new_users_by_load_and_known_ones_as_befor
     assert several.choose("ann", 500) is first  # routers that are not alone agree by hashing
 
 
+def test_a_user_of_whom_nothing_is_kept_returns_only_where_loads_are_equal():
+    instances = fleet(2)
+    balancer = LoadBalancer(instances, alone=True)
+    first, second = instance_order("ann", instances)
+    balancer.note_served("ann", second, kept=False)
+    assert balancer.choose("ann", 500) is second
+    second.outstanding = 1
+    assert balancer.choose("ann", 500) is first
+
+
 def test_a_failed_request_is_no_longer_outstanding():
     balancer = LoadBalancer(fleet(1))
     with pytest.raises(RuntimeError), balancer.outstanding(balancer.instances[0], 7):

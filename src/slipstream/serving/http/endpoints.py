@@ -26,7 +26,7 @@ KEY_HEADER, DEADLINE_HEADER, BACKLOG_HEADER, BEHAVIOURS_HEADER, TENANT_HEADER = 
     "x-slipstream-behaviours",
     "x-slipstream-tenant",
 )
-REFUSED_HEADER = "x-slipstream-refused"  # of a pre-inference that was not admitted
+UNKEPT_HEADER = "x-slipstream-unkept"  # of an answer that leaves no prefix of the user
 
 MEANING = {
     400: "The message is malformed, or asks for something this model does not know.",

@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream.history.history_store import HistoryStore
 from slipstream.serving.http import messages as m
-from slipstream.serving.http.endpoints import REFUSED_HEADER
+from slipstream.serving.http.endpoints import UNKEPT_HEADER
 from slipstream.serving.http.explore_endpoints import ExploreEndpoints
 from slipstream.serving.http.http_app import Handler, RequestContext, problem_of
 from slipstream.serving.http.instance_lifecycle import InstanceLifecycle, OpenInstance
@@ -111,7 +111,7 @@ class InstanceService:
             )
             context.headers[REASON_HEADER] = admission.reason or "admitted"
             if not admission.admitted:
-                context.headers[REFUSED_HEADER] = "1"
+                context.headers[UNKEPT_HEADER] = "1"
             return m.PreinferAnswer(
                 ticket,
                 admission.admitted,
@@ -185,6 +185,8 @@ class InstanceService:
                 answer.scores = {task: scores.tolist() for task, scores in result.scores.items()}
                 answer.hit, answer.truncated = result.hit, result.truncated
                 context.headers[HIT_HEADER] = result.hit
+                if not result.kept:
+                    context.headers[UNKEPT_HEADER] = "1"
                 self.shadow.offer(
                     request.user,
                     instance.version,

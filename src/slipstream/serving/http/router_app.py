@@ -27,8 +27,8 @@ from slipstream.serving.http.endpoints import (
     BEHAVIOURS_HEADER,
     DEADLINE_HEADER,
     KEY_HEADER,
-    REFUSED_HEADER,
     TENANT_HEADER,
+    UNKEPT_HEADER,
     no_body,
 )
 from slipstream.serving.http.fleet_endpoints import FleetEndpoints
@@ -87,7 +87,7 @@ OBSERVED = "slipstream.observed"  # key of an `ObservedRequest` in the scope
 GRACE_SECONDS = 0.05  # after the deadline, for the instance's own 504 with its reason
 SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet, not the caller's to extend
 _BACKLOG, _DEADLINE = BACKLOG_HEADER.encode(), DEADLINE_HEADER.encode()
-_BEHAVIOURS, _REFUSED = BEHAVIOURS_HEADER.encode(), REFUSED_HEADER.encode()
+_BEHAVIOURS, _UNKEPT = BEHAVIOURS_HEADER.encode(), UNKEPT_HEADER.encode()
 
 
 class Router:
@@ -222,9 +222,9 @@ class Router:
                 elif not (answer.status == 503 and instance.draining):
                     if observed is not None:
                         observed.instance = instance.name
-                    refused = any(name == _REFUSED for name, _ in answer.headers)
-                    if ranks and answer.status < 300 and not refused:
-                        self.balancer.note_served(user, instance)
+                    if ranks and answer.status < 300:
+                        kept = all(name != _UNKEPT for name, _ in answer.headers)
+                        self.balancer.note_served(user, instance, kept)
                     return answer
             tried.add(instance.name)
             self.counts["retries"] += 1

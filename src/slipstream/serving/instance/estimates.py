@@ -71,6 +71,19 @@ class RequestEstimates:
         saved = self.saved_seconds(tokens, self.config.expected_candidates)
         return saved > self.cost.plain_seconds(0, 0)
 
+    def keeping_pays(self, behaviours: int, returning: float) -> bool:
+        """Return whether a ranking in line should leave its prefix in the cache.
+
+        It should where `returning`, the share of users who come back, times what a prefix saves is
+        more than what keeping takes: a copy, and about as much work around it as a call.
+        """
+        if not self.config.trigger.enabled:
+            return True
+        tokens = self.engine.cached_tokens(behaviours)
+        saved = self.saved_seconds(tokens, self.config.expected_candidates)
+        taken = self.cost.copy_seconds(self.engine.prefix_bytes(behaviours))
+        return returning * saved > taken + self.cost.plain_seconds(0, 0)
+
     @functools.cached_property
     def from_behaviours(self) -> int:
         """The fewest behaviours whose pre-inference gains enough to be asked for.

@@ -2,8 +2,8 @@
 
 A prefix that is kept or being filled is used. Without one the history is computed: first its prefix
 and then the candidates behind it, or, where that is cheaper, all in the one pass that scores, which
-leaves the prefix in the cache all the same. Touch this when a request may be computed in another
-order of passes; what the passes take is in estimates.py.
+leaves the prefix in the cache where enough users come back for theirs. Touch this when a request
+may be computed in another order of passes; what the passes take is in estimates.py.
 """
 
 import math
@@ -16,6 +16,7 @@ from slipstream.serving.engine.passes import CANDIDATE_TILE
 from slipstream.serving.instance.estimates import RequestEstimates
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.serving.instance.prefix_manager import PrefixManager, ReadyHistory
+from slipstream.serving.instance.returning_users import ReturningUsers
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class HistoryPreparer:
     ) -> None:
         self.engine, self.config, self.estimates = engine, config, estimates
         self.prefixes, self.clock = prefixes, prefixes.clock
+        self.returning = ReturningUsers(config.device_bytes + config.host_bytes)
 
     async def prepare(self, request: PreparedRequest) -> ReadyHistory:
         """Return what the request is scored behind; `OverloadError` where that is too late."""
         tokens = self.engine.cached_tokens(len(request.older))
         if self.config.relay and self.estimates.prefix_pays(tokens):
+            self.returning.note(request.user, self.engine.prefix_bytes(len(request.older)))
             return await self._with_prefix(request)
         return await self._in_line(request)
 
@@ -74,7 +77,8 @@ class HistoryPreparer:
         if kept < len(whole):
             return ReadyHistory(None, whole.part(len(whole) - kept), "inline", True)
         if in_one_pass:
-            filled = self.prefixes.begin_fill(wanted)
+            pays = self.estimates.keeping_pays(len(request.older), self.returning.share)
+            filled = self.prefixes.begin_fill(wanted) if pays else None
             return ReadyHistory(None, whole, "inline", False, filled)
         held, hit = await self.prefixes.compute(wanted, deadline)
         behaviours = 0 if held is None else held.prefix.behaviours

@@ -333,7 +333,8 @@ class Instance:
                 deadline, seconds, started=started, release=release, **work
             )
         self.count_hit(ready)
-        return RankResult(scores, ready.hit, ready.truncated, self.version)
+        kept = isinstance(ready.held, Lease) or ready.fills is not None
+        return RankResult(scores, ready.hit, ready.truncated, self.version, kept)
 
     def query(
         self,
@@ -414,6 +415,7 @@ class Instance:
         """Delete a user's prefixes from every tier, as soon as nothing uses them any more."""
         if self.retrieval is not None:
             await self.retrieval.forget(user, deadline)
+        self._preparer.returning.forget(user)
         while not self.prefixes.forget(user):
             if self.clock.now() >= deadline:
                 raise DeadlineError("the deadline passed while the user's prefixes were in use")

@@ -102,9 +102,13 @@ class Admission:
 
 @dataclass(frozen=True)
 class RankResult:
-    """Scores by task, in the order of the candidates, and where the prefix was found."""
+    """Scores by task, in the order of the candidates, and where the prefix was found.
+
+    `kept`: whether a prefix of the user is in the cache now.
+    """
 
     scores: dict[str, np.ndarray]
     hit: Hit
     truncated: bool
     version: str
+    kept: bool = True

@@ -138,7 +138,8 @@ class LoadBalancer:
     behaviours or more go to instances of pool `long`, others to `short`; those of pool `any` serve
     both. Without `affinity`, where instances keep nothing of a user, the one with the least load
     serves. A router that is `alone` remembers who served a user: a user it does not know is placed
-    where the least load is, a known one goes to the same instance as before.
+    where the least load is, and so is one of whom nothing was kept, but to the same instance where
+    loads are equal; one whose prefix was kept goes to the same instance as before.
     """
 
     def __init__(
@@ -192,6 +193,9 @@ class LoadBalancer:
         taken where no other has less to do.
         """
         now = self.clock.now()
+        placed = self._placements.get(user) if self._placements is not None else None
+        if near is None and placed is not None and not placed.kept:
+            near = placed.name
         holder = self.by_name.get(owner) if owner is not None and self.affinity else None
         if holder is not None and holder.name not in tried and holder.usable(now):
             return holder
@@ -257,11 +261,12 @@ class LoadBalancer:
         return found
 
     def _preferred(self, user: str) -> InstanceState | None:
-        """The instance that served a user last, or the first of the user's order; None: unknown."""
+        """The instance that keeps a user's prefix, or the first of the user's order."""
         if self._placements is None:
             instances = self.instances
             return rendezvous_first(user, instances, attrgetter("seed")) if instances else None
-        return self.by_name.get(self._placements.get(user) or "")
+        placed = self._placements.get(user)
+        return self.by_name.get(placed.name) if placed is not None and placed.kept else None
 
     def _of_pool(self, instances: list[InstanceState], behaviours: int) -> list[InstanceState]:
         """The instances of the request's pool; all of them when that pool has none left."""
@@ -282,10 +287,10 @@ class LoadBalancer:
 
     # What became of a request
 
-    def note_served(self, user: str, instance: InstanceState) -> None:
-        """Note that an instance may keep a prefix of a user from now on."""
+    def note_served(self, user: str, instance: InstanceState, kept: bool = True) -> None:
+        """Note that an instance served a user, and whether it has a prefix of theirs now."""
         if self._placements is not None:
-            self._placements.note(user, instance.name)
+            self._placements.note(user, instance.name, kept)
 
     def note_answer(
         self,

@@ -1,4 +1,4 @@
-"""Which instance served a user last: where prefixes of that user may be.
+"""Which instance served a user last: where prefixes of that user are, or at least its history.
 
 A router that is alone sees every request, so it may place a user of whom nothing is kept where the
 least work waits, and send the user there again. Several routers cannot: they agree by hashing.
@@ -6,8 +6,17 @@ Touch this when users are remembered in another way.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 MAX_PLACED = 262_144
+
+
+@dataclass(frozen=True)
+class UserPlacement:
+    """The instance that served a user, and whether it kept a prefix."""
+
+    name: str
+    kept: bool
 
 
 class Placements:
@@ -15,18 +24,20 @@ class Placements:
 
     def __init__(self, max_users: int = MAX_PLACED) -> None:
         self.max_users = max_users
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._placements: OrderedDict[str, UserPlacement] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._placements)
 
-    def note(self, user: str, instance: str) -> None:
-        """Remember that an instance served a user."""
-        self._names[user] = instance
-        self._names.move_to_end(user)
-        if len(self._names) > self.max_users:
-            self._names.popitem(last=False)
+    def note(self, user: str, instance: str, kept: bool = True) -> None:
+        """Remember that an instance served a user; one that kept nothing replaces none that did."""
+        before = self._placements.get(user)
+        if kept or before is None or not before.kept or before.name == instance:
+            self._placements[user] = UserPlacement(instance, kept)
+        self._placements.move_to_end(user)
+        if len(self._placements) > self.max_users:
+            self._placements.popitem(last=False)
 
-    def get(self, user: str) -> str | None:
-        """Return the name of the instance that served a user last, None where nobody knows."""
-        return self._names.get(user)
+    def get(self, user: str) -> UserPlacement | None:
+        """Return where a user was served last, None where nobody knows."""
+        return self._placements.get(user)
