@@ -46,10 +46,10 @@ def measure(
 ) -> None:
     """Rates and lengths within a latency limit, through `slipstream serve`: relay against in line.
 
-    Parts: `sessions` and `no_reuse` (rates of all variants), `once` (wide mix, many candidates),
-    `longest` (history at a fixed rate), `ablations` (trigger, host tier), `truncation` (what W4
-    loses), `recommend`, `hit`. Every run is kept in --work, and the same command goes on after the
-    last one. Real sessions come from logs in the folders of $SLIPSTREAM_DATA.
+    Parts: `sessions` and `no_reuse` (rates of all variants), `once` (wide mix, long histories, many
+    candidates), `longest` (history at a fixed rate), `ablations` (trigger, host tier), `truncation`
+    (what W4 loses), `recommend`, `hit`. Every run is kept in --work, and the same command goes on
+    after the last one. Real sessions come from logs in the folders of $SLIPSTREAM_DATA.
 
     Example: python -m benchmarks.serving --parts sessions --lengths 512,1024 --variants relay,W1
     """

@@ -207,6 +207,16 @@ def test_requests_share_a_pass_while_every_deadline_is_met():
     assert tight.run()[0] == ("c", "b")
 
 
+def test_each_member_of_a_batch_is_told_its_own_share_of_the_time():
+    """Else the cost model would learn that a request takes as long as eight."""
+    log = Log(cheaper_together)
+    jobs = [log.ask("a", 50.0, estimate=3.0), log.ask("b", 50.0, estimate=1.0)]
+    begin = log.clock.now()
+    assert log.run()[0] == ("a", "b")
+    taken = log.clock.now() - begin
+    assert taken > 0 and [job.spent for job in jobs] == [0.75 * taken, 0.25 * taken]
+
+
 def test_no_batch_where_it_does_not_pay():
     log = Log(lambda requests: float(len(requests)) ** 2)
     log.ask("a", 50.0)

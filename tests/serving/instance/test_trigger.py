@@ -33,8 +33,8 @@ def decide_at(trigger, prospect, moment):
         ({}, "admitted"),
         ({"inline_tail": 0.03}, "not_at_risk"),
         ({"inline_tail": 0.01, "waiting": 0.02}, "not_at_risk"),
-        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0031}, "gains_little"),  # longer queues
-        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0033}, "admitted"),
+        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0159}, "gains_little"),  # longer queues
+        ({"inline_tail": 0.03, "waiting": 0.2, "saved": 0.0161}, "admitted"),
         ({"saved": 0.0031}, "admitted"),  # at risk by itself
         ({"pinned": 71}, "no_room"),
         ({"nbytes": 81}, "no_room"),

@@ -270,11 +270,13 @@ class Scheduler:
             for job in batch:
                 self._finish(job, None, error)
             return
-        self._account(batch[0].kind, begin)
+        taken = self._account(batch[0].kind, begin)
         self.batches_run += len(batch) > 1
         self.batched += len(batch) if len(batch) > 1 else 0
+        predicted = sum(job.estimate for job in batch)
         for job, result in zip(batch, results, strict=True):
-            job.spent = self.clock.now() - begin
+            # Its share: the others' part of the pass is not what it cost, but what it waited.
+            job.spent = taken * (job.estimate / predicted if predicted else 1.0 / len(batch))
             self._finish(job, result, None)
 
     def _run_step(self, job: Job) -> None:

@@ -48,7 +48,7 @@ class TriggerConfig:
     enabled: bool = True
     # Of the ranking budget: a request that would take longer in line is at risk.
     risk_share: float = 0.4
-    least_saved: float = 0.04  # of the ranking budget: what a prefix must save (see d)
+    least_saved: float = 0.2  # of the ranking budget: what a prefix must save (see d)
     memory_share: float = 0.8  # of the device cache, for pinned and filling entries
     compute_share: float = 0.7  # of the compute thread's time, for pre-inference
     burst_seconds: float = 1.0  # pre-inference time that may be spent at once
