@@ -18,6 +18,7 @@ import polars as pl
 SESSION_GAP = 1800.0
 RATINGS_A_PAGE = 6  # of MovieLens; KuaiRand-Pure keeps few rows of a visit, so there each is a page
 APPENDED = 6  # behaviours that a user adds between two pages
+CIRCLE_LAPS = 3  # of a circle of users, before its window
 MORE = 1.25  # a window is drawn somewhat longer than needed and cut
 
 
@@ -147,9 +148,14 @@ def single_window(count: int) -> Window:
 
 
 def rotating_window(count: int, users: int) -> Window:
-    """Make requests of a fixed circle of users, who all have asked before."""
+    """Make requests of a fixed circle of users, who all have asked before, `CIRCLE_LAPS` times.
+
+    In the first lap nobody comes back, in the second a server learns that they do and keeps their
+    prefixes, from the third on it finds them.
+    """
     return Window(
-        tuple(Request(place % users, True) for place in range(count)), tuple(range(users))
+        tuple(Request(place % users, True) for place in range(count)),
+        CIRCLE_LAPS * tuple(range(users)),
     )
 
 
