@@ -411,6 +411,16 @@ TABLES: dict[str, EvidenceTable] = {
         ),
         keep=lambda row: row["part"] == "reality" and "measured_ms" in row,
     ),
+    "simulate-serving": RowTable(
+        "simulate",
+        (
+            Column("requests: served", "variant"),
+            Column("recorded, a second", "recorded", ".1f"),
+            Column("simulated, a second", "simulated", ".1f"),
+            Column("error %", "error", "+.1f", 100),
+        ),
+        keep=lambda row: row["part"] == "serving",
+    ),
     "simulate-table": RowTable(
         "simulate",
         (

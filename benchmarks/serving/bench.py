@@ -20,7 +20,7 @@ from benchmarks.machine_pauses import PauseWitness
 from benchmarks.serving import trace as serving_trace
 from benchmarks.serving.bundle import random_bundle
 from benchmarks.serving.load import noise_floor
-from benchmarks.serving.runs import Journal, Row, Runner, RunPlan, Sizes
+from benchmarks.serving.runs import Journal, Row, Runner, RunPlan, Sizes, inline_share
 from benchmarks.serving.search import LengthSearch, Question, RateSearch, rate_of, take_turns
 from benchmarks.serving.server import RELAY, VARIANTS, Deployment, Variant
 from benchmarks.serving.truncation import find_ratings, measure_auc
@@ -344,8 +344,10 @@ class ServingBench:
             if rate is None:
                 continue
             rows = search.verdicts(variant, rate)
-            share = sum(row["computed_share"] for row in rows) / len(rows)
-            ideal[variant.name] = search.ideal_rate(variant, min(1.0, share))
+            inline = sum(inline_share(row) for row in rows) / len(rows)
+            computed = sum(row["computed_share"] for row in rows) / len(rows)
+            shares = min(1.0 - inline, computed), inline
+            ideal[variant.name] = search.ideal_rate(variant, *shares)
         self.figures.setdefault("groups", {})[label] = {"rates": rates, "ideal": ideal}
 
     # ---- progress --------------------------------------------------------------------------------

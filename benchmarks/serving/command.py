@@ -3,17 +3,20 @@
 Touch this when the benchmark gets another flag; the parts are in bench.py.
 """
 
+import math
 import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
 from benchmarks.serving.bench import FULL, PARTS, QUICK, ServingBench
 from benchmarks.serving.claims import compute_claims, group_rows
 from benchmarks.serving.load import LOADGEN_RUNS
+from benchmarks.serving.runs import Row
 from slipstream.bench.harness import finish
 from slipstream.errors import SlipstreamError
 from slipstream.interrupts import terminated_as_interrupted
@@ -80,9 +83,23 @@ def measure(
 
 def report(bench: ServingBench, json_path: Path | None, minutes: float) -> dict[str, Any]:
     """Print the table and the claims, and write the JSON."""
-    runs = list(bench.journal.rows.values())
+    runs = [with_percentiles(row) for row in bench.journal.rows.values()]
     claims = compute_claims(bench.figures, runs, bench.setting.reuse_lengths[-1])
     claims["minutes"] = max(minutes, sum(row["seconds"] for row in runs) / 60)
     rows = group_rows(bench.figures) or [{"variant": "none", "slo_qps": None}]
     rows[0]["samples"] = {"runs": runs, "figures": bench.figures}
     return finish("serving", rows, claims, json_path)
+
+
+def with_percentiles(run: Row) -> Row:
+    """Return a run with the percentiles of its latencies, 0 to 100, in place of every single one.
+
+    The journal keeps them all; a result is read by people, too. A miss without an answer is null.
+    """
+    samples = dict(run["samples"])
+    latencies = samples.pop("latencies_ms", None)
+    if latencies:
+        ascending = sorted(math.inf if each is None else each for each in latencies)
+        found = np.quantile(ascending, np.linspace(0, 1, 101), method="higher").tolist()
+        samples["latency_percentiles_ms"] = [x if math.isfinite(x) else None for x in found]
+    return {**run, "samples": samples}

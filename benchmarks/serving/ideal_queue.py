@@ -37,20 +37,32 @@ def inline_rate(seconds: Sequence[float], instances: int, slo: float, seed: int 
     return _largest(p99, slo, instances / float(np.mean(seconds)))
 
 
-def relay_rate(
-    hit: Sequence[float],
-    prefill: Sequence[float],
-    computed_share: float,
-    instances: int,
-    slo: float,
-    seed: int = 0,
-) -> float:
-    """Return the largest rate with pre-inference; `computed_share` of the requests need one."""
+@dataclass(frozen=True)
+class RelayTimes:
+    """Service times with pre-inference, and the shares of requests that are not found.
+
+    Of all requests `computed` need a pre-inference, and `inline` are ranked in line after all,
+    because nobody announced them or the trigger refused.
+    """
+
+    hit: Sequence[float]
+    prefill: Sequence[float]
+    rank: Sequence[float]  # in line
+    computed: float = 1.0
+    inline: float = 0.0
+
+
+def relay_rate(times: RelayTimes, instances: int, slo: float, seed: int = 0) -> float:
+    """Return the largest rate with pre-inference."""
     rng = np.random.default_rng(seed)
     gaps_N = rng.exponential(1.0, REQUESTS)
-    hits = rng.choice(np.asarray(hit), REQUESTS).tolist()
-    needed_N = rng.random(REQUESTS) < computed_share
-    prefills = (needed_N * rng.choice(np.asarray(prefill), REQUESTS)).tolist()
+    hits_N = rng.choice(np.asarray(times.hit), REQUESTS)
+    drawn_N = rng.random(REQUESTS)
+    needed_N = drawn_N < times.computed
+    prefills = (needed_N * rng.choice(np.asarray(times.prefill), REQUESTS)).tolist()
+    inline_N = ~needed_N & (drawn_N < times.computed + times.inline)
+    ranks_N = np.where(inline_N, rng.choice(np.asarray(times.rank), REQUESTS), hits_N)
+    ranks, alone = ranks_N.tolist(), inline_N.tolist()
     stages_N = stage_times(STAGE_MEAN, STAGE_VARIATION, LONGEST_STAGE, REQUESTS, seed)
 
     def p99(rate: float) -> float:
@@ -59,18 +71,19 @@ def relay_rate(
         events += [(at, place, True) for place, at in enumerate((arrivals + stages_N).tolist())]
         servers = [_Server() for _ in range(instances)]
         owner: dict[int, _Server] = {}
-        for at, place, ranks in sorted(events):
+        for at, place, is_ranking in sorted(events):
             for server in servers:
                 server.advance(at)
-            if ranks:
-                owner.pop(place).rank(place, at, hits[place])
-            else:
+            if is_ranking:
+                chosen = owner.pop(place, None) or min(servers, key=_Server.work)
+                chosen.rank(place, at, ranks[place])
+            elif not alone[place]:
                 owner[place] = min(servers, key=_Server.work)
                 owner[place].announce(place, prefills[place])
         latencies = [latency for server in servers for latency in server.finish()]
         return float(np.quantile(latencies, 0.99))
 
-    work = float(np.mean(hit)) + computed_share * float(np.mean(prefill))
+    work = float(np.mean(ranks_N)) + times.computed * float(np.mean(times.prefill))
     return _largest(p99, slo, instances / work)
 
 

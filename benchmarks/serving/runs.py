@@ -308,6 +308,12 @@ def is_paused(row: Row, rate: float, requests: int) -> bool:
     return rate * beyond / 1e3 > 0.005 * requests if rate else beyond > 0.0
 
 
+def inline_share(row: Row) -> float:
+    """Return the share of a run's answers that were ranked in line."""
+    hits: dict[str, int] = row["samples"]["hits"]
+    return hits.get("inline", 0) / max(1, sum(hits.values()))
+
+
 def served_history(population: Population, user: int, pages: int) -> History:
     """Return what is stored of a user who has asked for so many pages before."""
     parts = [population.history_of(user)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
-from benchmarks.serving.ideal_queue import inline_rate, relay_rate
+from benchmarks.serving.ideal_queue import RelayTimes, inline_rate, relay_rate
 from benchmarks.serving.runs import Row, Runner, RunPlan
 from benchmarks.serving.server import Variant
 from benchmarks.serving.users import Population
@@ -122,15 +122,19 @@ class RateSearch:
         found = take_turns(self.runner.run, searches)
         return {variant.name: rate for variant, rate in zip(self.variants, found, strict=True)}
 
-    def ideal_rate(self, variant: Variant, computed_share: float = 1.0) -> float:
-        """Return the ideal queue's rate of a variant's measured service times."""
+    def ideal_rate(self, variant: Variant, computed: float = 1.0, inline: float = 0.0) -> float:
+        """Return the ideal queue's rate of a variant's measured service times.
+
+        `computed` and `inline` are shares of requests; see `RelayTimes`.
+        """
         times = self.service(variant)["samples"]
         slo = self.runner.slo
         if not variant.preinfer:
             return inline_rate(times["rank_s"], variant.instances, slo)
         both, hits = median(times["rank_s"]), times["hit_s"]
         prefill = [max(0.0, both - median(hits))]
-        return relay_rate(hits, prefill, computed_share, variant.instances, slo)
+        relay = RelayTimes(hits, prefill, times["rank_s"], computed, inline)
+        return relay_rate(relay, variant.instances, slo)
 
     def service(self, variant: Variant) -> Row:
         """Return the measured service times of a variant."""

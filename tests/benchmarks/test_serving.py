@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from rich.console import Console
 
 from benchmarks.serving.bench import QUICK, ServingBench
 from benchmarks.serving.claims import compute_claims, group_rows
-from benchmarks.serving.ideal_queue import inline_rate, relay_rate
+from benchmarks.serving.command import with_percentiles
+from benchmarks.serving.ideal_queue import RelayTimes, inline_rate, relay_rate
 from benchmarks.serving.load import Outcome, open_loop
 from benchmarks.serving.runs import Journal, RunPlan, is_calm, outcome_row, served_history
 from benchmarks.serving.search import (
@@ -173,10 +175,22 @@ def test_the_ideal_queue_in_line_is_that_of_queueing_theory():
 
 def test_the_ideal_relay_does_the_same_work_earlier():
     inline = inline_rate([0.041], 2, 0.08)
-    same_work = relay_rate([0.008], [0.033], 1.0, 2, 0.08)
+    times = RelayTimes([0.008], [0.033], [0.041])
+    same_work = relay_rate(times, 2, 0.08)
     assert 1.2 * inline < same_work < 2 / 0.041
-    reused = relay_rate([0.008], [0.033], 0.5, 2, 0.08)
+    reused = relay_rate(replace(times, computed=0.5), 2, 0.08)
     assert same_work < reused < 2 / 0.008
+    nobody_announced = relay_rate(replace(times, computed=0.0, inline=1.0), 2, 0.08)
+    assert nobody_announced == pytest.approx(inline, rel=0.05)
+
+
+def test_a_result_keeps_percentiles_of_a_run_in_place_of_every_latency():
+    run = {"key": "probe", "samples": {"latencies_ms": [*range(1, 100), None], "hits": {}}}
+    kept = with_percentiles(run)["samples"]
+    assert "latencies_ms" not in kept and kept["hits"] == {}
+    percentiles = kept["latency_percentiles_ms"]
+    assert len(percentiles) == 101 and percentiles[0] == 1 and percentiles[100] is None
+    assert percentiles[50] == pytest.approx(50, abs=1)
 
 
 def ask(level: int):
