@@ -21,7 +21,14 @@ from benchmarks.serving import trace as serving_trace
 from benchmarks.serving.bundle import random_bundle
 from benchmarks.serving.load import noise_floor
 from benchmarks.serving.runs import Journal, Row, Runner, RunPlan, Sizes, inline_share
-from benchmarks.serving.search import LengthSearch, Question, RateSearch, rate_of, take_turns
+from benchmarks.serving.search import (
+    LOWEST_RATE,
+    LengthSearch,
+    Question,
+    RateSearch,
+    rate_of,
+    take_turns,
+)
 from benchmarks.serving.server import RELAY, VARIANTS, Deployment, Variant
 from benchmarks.serving.truncation import find_ratings, measure_auc
 from benchmarks.serving.users import FIRST_ID, TASKS, Population
@@ -348,7 +355,15 @@ class ServingBench:
             computed = sum(row["computed_share"] for row in rows) / len(rows)
             shares = min(1.0 - inline, computed), inline
             ideal[variant.name] = search.ideal_rate(variant, *shares)
-        self.figures.setdefault("groups", {})[label] = {"rates": rates, "ideal": ideal}
+        returning = self._returning(question, max((rate or 0.0) for rate in rates.values()))
+        group = {"rates": rates, "ideal": ideal, "returning": returning}
+        self.figures.setdefault("groups", {})[label] = group
+
+    def _returning(self, question: Question, rate: float) -> float:
+        """Return the share of requests whose user has asked before."""
+        plan = question.plan(RELAY, rate or LOWEST_RATE, 1, "verdict")
+        requests = self.runner.window(plan, self.setting.sizes.verdict, 1).requests
+        return sum(request.again for request in requests) / len(requests)
 
     # ---- progress --------------------------------------------------------------------------------
 

@@ -156,7 +156,8 @@ class Runner:
         """Return how many prefixes of these users both tiers of all instances hold."""
         return self.kept_bytes / self._engine(False).prefix_bytes(round(population.mean_length))
 
-    def _window(self, plan: RunPlan, count: int, seed: int) -> Window:
+    def window(self, plan: RunPlan, count: int, seed: int) -> Window:
+        """Return the requests of a run's trace."""
         if plan.trace == "N":
             return single_window(count)
         if plan.trace == "C":
@@ -231,7 +232,7 @@ class Runner:
     def _load(self, plan: RunPlan, final: bool) -> Row:
         sizes, seed = self.sizes, plan.number
         count = sizes.requests(plan.kind)
-        window = self._window(plan, count + sizes.lead_in, seed)
+        window = self.window(plan, count + sizes.lead_in, seed)
         cascade, server = self._cascade(plan, window, seed)
         row = uvloop.run(self._drive(plan, cascade, server, count, seed, final))
         row["score_diff"] = self._largest_difference(plan, cascade.outcome.kept)

@@ -1,7 +1,8 @@
 """Simulated rates against those of the serving benchmark, where its result is recorded.
 
 What a pass takes is fitted to the service times that the recorded run measured at its start; how
-often a prefix is computed comes from its runs. Nothing of the searched rates is used. Touch this
+many requests are of users who asked before comes from its trace. Nothing of the searched rates is
+used. Touch this
 when the serving benchmark records something else.
 """
 
@@ -56,7 +57,7 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
     spec = fitted_spec(runs)
     rows: list[Row] = []
     for label, group in found["figures"]["groups"].items():
-        trace, _, length = label.partition(" ")
+        _, _, length = label.partition(" ")
         for variant, instances in INSTANCES.items():
             recorded = group["rates"].get(variant)
             if not recorded or not length.isdigit():
@@ -67,7 +68,7 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
                 instances=instances,
                 spec=spec,
                 http_ms=0.5,
-                traffic=_traffic(runs, trace, length),
+                traffic=_traffic(length, group["returning"]),
                 config=InstanceConfig(
                     relay=variant == "relay",
                     device_bytes=DEVICE_BYTES,
@@ -89,16 +90,8 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
     return rows, {"reality_error_slo": max(abs(row["error"]) for row in rows)}
 
 
-def _traffic(runs: Runs, trace: str, length: str) -> dict[str, Any]:
-    """Return the traffic of a trace: users of one length, as many pages as prefixes were kept."""
+def _traffic(length: str, returning: float) -> dict[str, Any]:
+    """Return the traffic of a trace: users of one length, of whose requests a share returns."""
     lengths = {"median": float(length), "sigma": 0.0, "shortest": 1, "longest": 6144}
-    computed = [
-        run["computed_share"]
-        for run in runs
-        if run["variant"] == "relay"
-        and (run.get("trace"), run["length"]) == (trace, length)
-        and "computed_share" in run
-    ]
-    share = min(1.0, max(0.02, median(computed))) if computed else 1.0
-    pages = 1.0 if trace == "N" else 1 / share
+    pages = 1.0 / max(0.02, 1.0 - returning)
     return {"lengths": lengths, "pages": pages, "gap_seconds": 5.0, "gap_sigma": 0.5}

@@ -165,7 +165,7 @@ def test_recorded_serving_rates_are_compared_with_simulated_ones(tmp_path, monke
     ]
     spec = serving_reality.fitted_spec(runs)
     assert all(value >= 0 for value in spec.coefficients) and spec.coefficients[1] > 0
-    groups = {"N 1024": {"rates": {"relay": 40.0, "W1": 20.0}}}
+    groups = {"N 1024": {"rates": {"relay": 40.0, "W1": 20.0}, "returning": 0.0}}
     content = {"rows": [{"samples": {"runs": runs, "figures": {"groups": groups}}}]}
     (tmp_path / "serving.json").write_text(json.dumps(content))
     monkeypatch.setattr("benchmarks.evidence.RESULTS", tmp_path)
