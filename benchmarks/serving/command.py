@@ -21,7 +21,7 @@ from slipstream.bench.harness import finish
 from slipstream.errors import SlipstreamError
 from slipstream.interrupts import terminated_as_interrupted
 
-List = Annotated[str, typer.Option(help="Only these, separated by commas.")]
+PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 98, 99, 100)
 
 
 def measure(
@@ -92,7 +92,7 @@ def report(bench: ServingBench, json_path: Path | None, minutes: float) -> dict[
 
 
 def with_percentiles(run: Row) -> Row:
-    """Return a run with the percentiles of its latencies, 0 to 100, in place of every single one.
+    """Return a run with percentiles of its latencies in place of every single one.
 
     The journal keeps them all; a result is read by people, too. A miss without an answer is null.
     """
@@ -100,6 +100,10 @@ def with_percentiles(run: Row) -> Row:
     latencies = samples.pop("latencies_ms", None)
     if latencies:
         ascending = sorted(math.inf if each is None else each for each in latencies)
-        found = np.quantile(ascending, np.linspace(0, 1, 101), method="higher").tolist()
-        samples["latency_percentiles_ms"] = [x if math.isfinite(x) else None for x in found]
+        shares = np.array(PERCENTILES) / 100
+        found = np.quantile(ascending, shares, method="higher").tolist()
+        samples["latency_percentiles_ms"] = {
+            str(percent): value if math.isfinite(value) else None
+            for percent, value in zip(PERCENTILES, found, strict=True)
+        }
     return {**run, "samples": samples}
