@@ -76,3 +76,12 @@ def test_a_wide_table_is_told_whole_at_80_columns():
     assert "…" not in text and max(len(line) for line in text.splitlines()) <= 80
     assert all(f"a long heading {j} " in text for j in range(12))
     assert len(re.findall("variant 2", text)) > 1 and text.count("caption") == 1
+
+
+def test_a_table_leaves_out_rows_without_a_value_of_its_columns():
+    rows = [{"variant": "speed", "a long heading of speed": 1.0} for _ in range(3)]
+    rows += [{"variant": "memory", "a long heading of memory": 2.0}]
+    console = Console(file=io.StringIO(), width=40)
+    harness.print_rows(console, rows, "bench demo", "caption")
+    text = console.file.getvalue()
+    assert text.count("│ speed") == 3 and text.count("│ memory") == 1

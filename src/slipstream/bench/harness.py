@@ -167,16 +167,24 @@ def finish(
 
 
 def print_rows(console: Console, rows: list[Row], title: str, caption: str) -> None:
-    """Print rows as a table; columns that do not fit beside each other follow in further tables."""
+    """Print rows as a table; columns that do not fit beside each other follow in further tables.
+
+    A table leaves out the rows that have nothing in its columns.
+    """
     columns = list(dict.fromkeys(key for row in rows for key in row if not key.endswith("samples")))
+    width = {column: _width(console, _table(rows, [column])) for column in columns}
     lead, rest = columns[:1], columns[1:]
     while True:
-        count = len(rest)
-        while count > 1 and not _fits(console, _table(rows, lead + rest[:count])):
-            count -= 1
-        table = _table(rows, lead + rest[:count])
-        table.title, rest = title, rest[count:]
-        table.caption = None if rest else caption
+        count, taken = 0, sum(width[column] for column in lead)
+        for column in rest:
+            taken += width[column]
+            if count and taken >= console.width:  # one more is the border on the right
+                break
+            count += 1
+        chosen, rest = rest[:count], rest[count:]
+        kept = [row for row in rows if any(column in row for column in chosen)] or rows
+        table = _table(kept, lead + chosen)
+        table.title, table.caption = title, None if rest else caption
         console.print(table)
         if not rest:
             return
@@ -191,10 +199,10 @@ def _table(rows: list[Row], columns: list[str]) -> Table:
     return table
 
 
-def _fits(console: Console, table: Table) -> bool:
-    return console.measure(table, options=console.options.update(width=10_000)).maximum <= (
-        console.width
-    )
+def _width(console: Console, table: Table) -> int:
+    """Return what the only column of a table takes, one of its borders included."""
+    options = console.options.update(width=10_000)
+    return console.measure(table, options=options).maximum - 1
 
 
 def _shown(value: object) -> str:
