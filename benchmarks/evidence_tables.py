@@ -1,7 +1,7 @@
 """What the tables of README and docs show, by the name that a page marks.
 
 Touch this when a page shows other columns of a result; evidence.py writes them. Tables of kernels,
-steps, tables and schedules are in evidence_training.py, those of arena, reproduce and simulate there.
+steps, tables and schedules are in evidence_training.py; arena, reproduce and simulate keep theirs.
 """
 
 from typing import Any
