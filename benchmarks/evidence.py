@@ -4,7 +4,7 @@
     python -m benchmarks.evidence --check    # name the pages that differ from the results, exit 1
 
 A page marks the place of a table by `<!-- evidence: NAME -->` and `<!-- end of evidence -->`. What
-NAME shows is declared in evidence_tables.py and evidence_training.py. Where no result is recorded
+NAME shows is declared in evidence_tables.py, which joins them. Where no result is recorded
 yet, a table says so and names the command. Touch this when a table is written in another way.
 """
 

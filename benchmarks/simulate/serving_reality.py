@@ -2,8 +2,7 @@
 
 What a pass takes is fitted to the service times that the recorded run measured at its start; how
 many requests are of users who asked before comes from its trace. Nothing of the searched rates is
-used. Touch this
-when the serving benchmark records something else.
+used. Touch this when the serving benchmark records something else.
 """
 
 from pathlib import Path
