@@ -56,7 +56,7 @@ class Setting:
     truncated: int  # behaviours of W4
     groups: dict[str, tuple[str, ...]]  # further variants by length
     reuse_lengths: tuple[int, ...]  # of trace N
-    long: int  # behaviours that take long in line, compared once
+    long: tuple[int, ...]  # behaviours that take long in line, each compared once
     users: int
     sizes: Sizes
     mix: int = 400
@@ -86,7 +86,7 @@ FULL = Setting(
     truncated=256,
     groups={"512": ("W3",), "1024": ("W3", "W2", "W4")},
     reuse_lengths=(512, 1_024),
-    long=3_072,
+    long=(3_072, 2_048),
     users=4_096,
     sizes=Sizes(),
 )
@@ -103,7 +103,7 @@ QUICK = Setting(
     truncated=32,
     groups={"96": ("W3",)},
     reuse_lengths=(96,),
-    long=128,
+    long=(128,),
     users=600,
     sizes=Sizes(
         probe=60,
@@ -164,6 +164,20 @@ class ServingBench:
             witness=self.witness,
             log=self._note_run,
         )
+
+    def take_over(self, result: Path) -> None:
+        """Count what a result of this command holds as made here: its runs, and what W4 loses."""
+        try:
+            kept = read_json(result)["rows"][0]["samples"]
+            runs, found = kept["runs"], kept["figures"]
+        except (KeyError, IndexError, TypeError):
+            sentence = f"{result} is no result of `python -m benchmarks.serving`"
+            raise SlipstreamError(sentence) from None
+        for row in runs:
+            if row["key"] not in self.journal.rows:
+                self.journal.add(row)
+        if "truncation" in found and not (self.work / "auc.json").is_file():
+            write_json(self.work / "auc.json", found["truncation"])
 
     def _write_bundle(self, path: Path, truncated: bool) -> None:
         if path.is_dir():
@@ -232,15 +246,12 @@ class ServingBench:
 
     def once(self) -> None:
         """Measure the wide mix, long histories and many candidates, one verdict each."""
-        usual, long = self.setting.reuse_lengths[0], str(self.setting.long)
-        for label, question in (
-            ("S wide", Question(self.population("wide"), "S")),
-            (f"S {long}", Question(self.population(long), "S")),
-            (
-                "S many candidates",
-                Question(self.population(str(usual)), "S", self.setting.candidates[1]),
-            ),
-        ):
+        usual = self.population(str(self.setting.reuse_lengths[0]))
+        questions = {"S wide": Question(self.population("wide"), "S")}
+        for length in map(str, self.setting.long):
+            questions[f"S {length}"] = Question(self.population(length), "S")
+        questions["S many candidates"] = Question(usual, "S", self.setting.candidates[1])
+        for label, question in questions.items():
             variants = [VARIANTS["relay"], VARIANTS["W1"]]
             search = RateSearch(self.runner, question, variants)
             levels = take_turns(self.runner.run, [search.first_valid(each) for each in variants])
@@ -299,17 +310,16 @@ class ServingBench:
 
     def truncation(self) -> None:
         """Measure what W4 loses in quality, where the data are at hand."""
-        source = find_ratings()
-        if source is None:
-            self.console.print("MovieLens latest-small is not in $SLIPSTREAM_DATA: no AUC of W4")
-            return
-        self.deployment.close()
-        quick = self.setting is QUICK
-        lengths = (self.setting.truncated, self.setting.lengths[-1])
         kept = self.work / "auc.json"
         if not kept.is_file():
-            found = measure_auc(self.work / "auc", source, lengths, 1 if quick else 12)
-            write_json(kept, found)
+            source = find_ratings()
+            if source is None:
+                self.console.print("no MovieLens latest-small in $SLIPSTREAM_DATA: no AUC of W4")
+                return
+            self.deployment.close()
+            lengths = (self.setting.truncated, self.setting.lengths[-1])
+            epochs = 1 if self.setting is QUICK else 12
+            write_json(kept, measure_auc(self.work / "auc", source, lengths, epochs))
         self.figures["truncation"] = read_json(kept)
 
     def recommend(self) -> None:

@@ -19,6 +19,11 @@ def compute_claims(figures: Figures, rows: Iterable[Row], longest: int) -> dict[
     """Return every claim that the figures support; `longest` is the largest fixed length."""
     groups: Figures = figures.get("groups", {})
     claims = session_claims(groups) | no_reuse_claims(groups, longest) | ideal_claims(groups)
+    for label, rates in figures.get("once", {}).items():
+        length = label.removeprefix("S ")
+        if length.isdigit():
+            claims[f"slo_qps_long_{length}"] = rates["relay"] or 0.0
+            claims[f"slo_qps_long_{length}_inline"] = rates["W1"] or 0.0
     found: Figures = figures.get("longest", {})
     if found.get("W1") and "relay" in found:
         claims["max_prefix_ratio"] = found["relay"] / found["W1"]

@@ -43,6 +43,10 @@ def measure(
     work: Annotated[
         Path, typer.Option(help="Directory of the journal and of what servers need.")
     ] = Path("runs/serving-bench"),
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A result of this command; its runs count as made."),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many minutes; start again to go on.")
     ] = None,
@@ -69,6 +73,8 @@ def measure(
         lengths=tuple(each for each in lengths.split(",") if each),
         variants=tuple(each for each in variants.split(",") if each),
     )
+    if recorded is not None:
+        bench.take_over(recorded)
     names = " and ".join(log.name for log in bench.logs)
     console.print(f"sessions of {names}; journal {bench.journal.path}")
     try:

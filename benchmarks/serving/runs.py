@@ -30,6 +30,7 @@ from benchmarks.serving.server import (
 )
 from benchmarks.serving.trace import Log, Window, rotating_window, session_window, single_window
 from benchmarks.serving.users import Population
+from slipstream.bench.harness import commit
 from slipstream.history.user_history import History, join_histories
 from slipstream.serving.engine.engine import Engine
 
@@ -125,7 +126,7 @@ class Runner:
         log: Callable[[str], None],
     ) -> None:
         self.deployment, self.journal, self.logs, self._engine = deployment, journal, logs, engine
-        self._witness = witness
+        self._witness, self._commit = witness, commit()
         self.slo, self.sizes, self.kept_bytes, self._log = slo, sizes, kept_bytes, log
 
     def run(self, plan: RunPlan) -> Row:
@@ -143,7 +144,7 @@ class Runner:
             row["seconds"] = round(time.monotonic() - begin, 1)
             last = final or is_calm(row, plan.rate, self.sizes.requests(plan.kind))
             key = plan.key if last else f"{plan.key}, disturbed {attempt}"
-            self.journal.add({"key": key, **_named(plan), **row})
+            self.journal.add({"key": key, "commit": self._commit, **_named(plan), **row})
             self._log(describe(self.journal.rows[key]))
             if last:
                 return

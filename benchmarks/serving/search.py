@@ -125,7 +125,9 @@ class RateSearch:
     def ideal_rate(self, variant: Variant, computed: float = 1.0, inline: float = 0.0) -> float:
         """Return the ideal queue's rate of a variant's measured service times.
 
-        `computed` and `inline` are shares of requests; see `RelayTimes`.
+        `computed` and `inline` are shares of requests; see `RelayTimes`. What the relay ranks in
+        line nobody announced: it takes as long as on the server that ranks everything so, where
+        that is measured.
         """
         times = self.service(variant)["samples"]
         slo = self.runner.slo
@@ -133,7 +135,11 @@ class RateSearch:
             return inline_rate(times["rank_s"], variant.instances, slo)
         both, hits = median(times["rank_s"]), times["hit_s"]
         prefill = [max(0.0, both - median(hits))]
-        relay = RelayTimes(hits, prefill, times["rank_s"], computed, inline)
+        alone = times["rank_s"]
+        for other in self.variants:
+            if other.name == "W1":
+                alone = self.service(other)["samples"]["rank_s"]
+        relay = RelayTimes(hits, prefill, alone, computed, inline)
         return relay_rate(relay, variant.instances, slo)
 
     def service(self, variant: Variant) -> Row:

@@ -18,12 +18,14 @@ from benchmarks.serving.runs import Journal, RunPlan, is_calm, outcome_row, serv
 from benchmarks.serving.search import (
     LOWEST_LEVEL,
     LengthSearch,
+    Question,
+    RateSearch,
     largest_held,
     level_of,
     rate_of,
     take_turns,
 )
-from benchmarks.serving.server import RELAY, ROLES
+from benchmarks.serving.server import RELAY, ROLES, VARIANTS
 from benchmarks.serving.trace import (
     Log,
     cut_sessions,
@@ -184,6 +186,30 @@ def test_the_ideal_relay_does_the_same_work_earlier():
     assert nobody_announced == pytest.approx(inline, rel=0.05)
 
 
+def test_what_the_relay_ranks_in_line_takes_as_long_as_on_a_server_in_line():
+    """Its own first rankings are announced, which takes longer than ranking alone."""
+    taken = {
+        "relay": {"rank_s": [0.041], "hit_s": [0.008]},
+        "W1": {"rank_s": [0.03]},
+    }
+
+    class Measured:
+        slo = 0.08
+
+        def run(self, plan: RunPlan) -> dict:
+            return {"samples": taken[plan.variant.name]}
+
+    def ideal(names: tuple[str, ...], *shares: float) -> float:
+        question = Question(Population("64", 10, 50, 64), "S")
+        variants = [VARIANTS[name] for name in names]
+        search = RateSearch(Measured(), question, variants)  # type: ignore[arg-type]
+        return search.ideal_rate(RELAY, *shares)
+
+    assert ideal(("relay", "W1"), 0.0, 1.0) == pytest.approx(inline_rate([0.03], 2, 0.08), rel=0.05)
+    assert ideal(("relay",), 0.0, 1.0) == pytest.approx(inline_rate([0.041], 2, 0.08), rel=0.05)
+    assert ideal(("relay", "W1")) == ideal(("relay",))  # all are announced
+
+
 def test_a_result_keeps_percentiles_of_a_run_in_place_of_every_latency():
     run = {"key": "probe", "samples": {"latencies_ms": [*range(1, 100), None], "hits": {}}}
     kept = with_percentiles(run)["samples"]
@@ -254,6 +280,22 @@ def test_the_journal_survives_a_torn_line(tmp_path):
     assert Journal(path).rows == {"a": {"key": "a", "holds": True}}
 
 
+def test_runs_of_a_result_count_as_made_and_those_of_the_journal_come_first(tmp_path: Path):
+    result, work = tmp_path / "serving.json", tmp_path / "work"
+    made = [{"key": "a", "rate": 1.0}, {"key": "b", "rate": 2.0}]
+    samples = {"runs": made, "figures": {"truncation": {"256": 0.7}}}
+    result.write_text(json.dumps({"rows": [{"samples": samples}]}))
+    Journal(work / "runs.jsonl").add({"key": "a", "rate": 9.0})
+    bench = ServingBench(QUICK, work, Console(quiet=True))
+    bench.take_over(result)
+    assert [row["rate"] for row in Journal(work / "runs.jsonl").rows.values()] == [9.0, 2.0]
+    bench.truncation()
+    assert bench.figures["truncation"] == {"256": 0.7}
+    result.write_text('{"rows": []}')
+    with pytest.raises(SlipstreamError, match="is no result of"):
+        bench.take_over(result)
+
+
 def test_two_benchmarks_do_not_share_a_directory(tmp_path: Path):
     first, second = (ServingBench(QUICK, tmp_path, Console(quiet=True)) for _ in range(2))
     with sole_user(first.work), pytest.raises(SlipstreamError, match="another process works in"):
@@ -288,6 +330,10 @@ def figures() -> dict:
             "N 512": group(44.0, 40.0),
             "N 1024": group(28.0, 20.0),
         },
+        "once": {
+            "S wide": {"relay": 30.0, "W1": 30.0},
+            "S 3072": {"relay": 18.0, "W1": None},
+        },
         "longest": {"relay": 2048, "W1": 1024},
         "ablations": {
             "trigger": {"with": [{"within_slo": 0.9}], "without": [{"within_slo": 0.6}]},
@@ -306,6 +352,12 @@ def test_claims_follow_the_protocol():
     assert claims["relay_vs_ideal"] == pytest.approx(0.45)
     assert claims["max_prefix_ratio"] == 2.0 and claims["trigger_gain"] == pytest.approx(1.5)
     assert claims["loadgen_valid"] == 1.0 and claims["score_diff"] == 1e-7
+
+
+def test_rates_of_long_histories_are_claimed_side_by_side():
+    claims = compute_claims(figures(), [], 1024)
+    assert (claims["slo_qps_long_3072"], claims["slo_qps_long_3072_inline"]) == (18.0, 0.0)
+    assert not any("wide" in name for name in claims)
 
 
 def test_a_baseline_below_five_a_second_enters_no_ratio_but_is_told():
