@@ -22,9 +22,10 @@ from rich.table import Table
 
 from benchmarks.reproduce.published import BEST, ML_1M
 from slipstream import api
-from slipstream.bench.harness import describe
+from slipstream.bench.harness import commit, describe
 from slipstream.config import load_recipe
 from slipstream.data.store import SequenceStore
+from slipstream.errors import SlipstreamError
 from slipstream.files import read_json, write_json
 from slipstream.training import Callback, TrainingSession
 from slipstream.training.recipe import Recipe
@@ -75,6 +76,7 @@ class SeedResult:
     seconds: float
     epochs: int
     best_step: int
+    commit: str | None = None
 
 
 class EpochLines(Callback):
@@ -120,9 +122,42 @@ def run_job(job: Job, store_directory: Path, out: Path) -> SeedResult:
             run.evaluate("test", protocol="no_request_time")
         )
     best = best_validation(directory, note["best_step"])
-    return SeedResult(
-        job, store.num_items, tests, best, note["seconds"], note["epoch"], note["best_step"]
-    )
+    seconds, epoch, step = note["seconds"], note["epoch"], note["best_step"]
+    return SeedResult(job, store.num_items, tests, best, seconds, epoch, step, commit())
+
+
+def results_of(
+    result: Mapping[str, Any], digests: Mapping[str, str], overrides: tuple[str, ...]
+) -> list[SeedResult]:
+    """Return the runs that a result holds, of the same stores and keys as today's."""
+    words = [word for word in result["command"].split() if "=" in word]  # of older results
+    if list(overrides) != result.get("overrides", words):
+        raise SlipstreamError("the recorded runs were made with other keys of the recipe")
+    found: dict[Job, SeedResult] = {}
+    for row in result["rows"]:
+        catalogue = row["catalogue"]
+        if catalogue not in digests:
+            continue
+        if result["stores"][catalogue] != digests[catalogue]:
+            raise SlipstreamError(f"the recorded runs are of another store of '{catalogue}'")
+        for sample in row["samples"]:
+            way = row["request_time"] != UNUSED
+            job = Job(catalogue, row["recipe"], sample["seed"], way, overrides)
+            known = found.setdefault(
+                job,
+                SeedResult(
+                    job,
+                    row["items"],
+                    {},
+                    sample["validation"],
+                    sample["seconds"],
+                    sample["epochs"],
+                    sample["best_step"],
+                    sample.get("commit", result.get("commit")),
+                ),
+            )
+            known.tests[row["request_time"]] = sample["test"]
+    return list(found.values())
 
 
 def best_validation(directory: Path, step: int) -> dict[str, float]:
@@ -186,6 +221,7 @@ def _row(place: tuple[str, str, str], mine: Sequence[SeedResult]) -> Row:
             "seconds": result.seconds,
             "epochs": result.epochs,
             "best_step": result.best_step,
+            "commit": result.commit,
         }
         for result in mine
     ]
@@ -258,20 +294,29 @@ def reproduce(
     overrides: tuple[str, ...] = (),
     json_path: Path | None = None,
     jobs: int = 1,
+    recorded: Path | None = None,
 ) -> list[Row]:
-    """Train, evaluate and print; results also go to `out`/results.json, and whole to a file."""
+    """Train, evaluate and print; results also go to `out`/results.json, and whole to a file.
+
+    The runs of a `recorded` result are not made again.
+    """
+    digests = {name: store.digest for name, store in stores.items()}
     planned = plan_jobs(recipes, list(stores), seeds, overrides)
-    tasks = [(job, stores[job.catalogue].directory, out) for job in planned]
     results = []
+    if recorded is not None:
+        made = results_of(read_json(recorded), digests, overrides)
+        results = [each for each in made if each.job in planned]
+    known = {each.job for each in results}
+    tasks = [(job, stores[job.catalogue].directory, out) for job in planned if job not in known]
     with runner(jobs) as run_all:
         for result in run_all(tasks):
             results.append(result)
-            console.print(f"[bold]{result.job.title}[/bold]: {len(results)} of {len(tasks)} done")
-            rows = summarise(results)
-            write_json(out / "results.json", {"dataset": "ml-1m", "rows": rows})
+            console.print(f"[bold]{result.job.title}[/bold]: {len(results)} of {len(planned)} done")
+            write_json(out / "results.json", {"dataset": "ml-1m", "rows": summarise(results)})
+    rows = summarise(results)
     show(rows, console)
     if json_path is not None:
-        digests = {name: store.digest for name, store in stores.items()}
-        about = {"dataset": "ml-1m", "stores": digests, "rows": rows, "claims": claims(rows)}
-        write_json(json_path, describe("reproduce") | about)
+        about = describe("reproduce") | {"dataset": "ml-1m", "overrides": list(overrides)}
+        about |= {"stores": digests, "rows": rows, "claims": claims(rows)}
+        write_json(json_path, about)
     return rows

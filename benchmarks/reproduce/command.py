@@ -49,6 +49,10 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Where the runs go; finished ones are kept.")] = Path(
         "runs/reproduce"
     ),
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A result of this command; its runs are not made again."),
+    ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write rows, samples and claims to this file.")
     ] = None,
@@ -71,6 +75,7 @@ def reproduce(
         tuple(overrides or ()),
         json_path,
         jobs,
+        recorded,
     )
 
 

@@ -67,6 +67,25 @@ def test_finished_seeds_are_kept_and_several_trainings_run_at_a_time(stores, tmp
     assert read_json(tmp_path / "runs" / "results.json")["rows"][0]["seeds"] == [1, 2]
 
 
+def test_recorded_seeds_are_not_made_again(stores, tmp_path):
+    console = Console(record=True, width=160)
+    result, more = tmp_path / "reproduce.json", tmp_path / "more"
+    run(stores, tmp_path / "runs", console, json_path=result)
+    rows = bench.reproduce(stores, ["ml-1m-hstu"], 3, more, console, QUICK, jobs=2, recorded=result)
+    assert [row["seeds"] for row in rows] == [[1, 2, 3]] * 3
+    trained = sorted(path.name for path in (more / "all").iterdir())
+    assert trained == ["ml-1m-hstu-own-time-seed3", "ml-1m-hstu-seed3"]
+    recorded = read_json(result)["rows"]
+    for old, new in zip(recorded, rows, strict=True):
+        assert new["samples"][:2] == old["samples"]
+    with pytest.raises(SlipstreamError, match="with other keys of the recipe"):
+        bench.reproduce(stores, ["ml-1m-hstu"], 3, more, console, (), recorded=result)
+    made_up = Synthetic(users=31, items=50, seed=1)
+    other = {"all": api.prepare("synthetic", tmp_path / "other", synthetic=made_up)}
+    with pytest.raises(SlipstreamError, match="another store of 'all'"):
+        run(other, more, console, recorded=result)
+
+
 def row(recipe: str, request_time: str, figure: float, validation: float) -> dict[str, object]:
     """A row of the whole catalogue with one figure for both measures."""
     figures = dict.fromkeys(("HR@10", "NDCG@10"), figure)
