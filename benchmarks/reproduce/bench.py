@@ -317,6 +317,8 @@ def reproduce(
     show(rows, console)
     if json_path is not None:
         about = describe("reproduce") | {"dataset": "ml-1m", "overrides": list(overrides)}
-        about |= {"stores": digests, "rows": rows, "claims": claims(rows)}
+        made_at = sorted({result.commit for result in results if result.commit})
+        about |= {"commit": ", ".join(made_at) or None, "stores": digests}
+        about |= {"rows": rows, "claims": claims(rows)}
         write_json(json_path, about)
     return rows

@@ -59,7 +59,11 @@ def test_a_result_names_its_command_without_the_place_it_is_written_to(
     main = ModuleType("__main__")
     main.__spec__ = None if module is None else SimpleNamespace(name=module)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "argv", [program, "--quick", "--json", "out.json", "--part", "a"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [program, "--quick", "--json", "out.json", "--recorded", "r.json", "--part", "a"],
+    )
     assert harness.command_line() == f"{told} --quick --part a"
     monkeypatch.setattr(sys, "argv", [program, "--json"])
     assert harness.command_line() == told

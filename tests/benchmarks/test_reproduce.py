@@ -1,5 +1,6 @@
 """A small reproduction: means and spread over seeds, published rows, resuming after a stop."""
 
+import json
 import statistics
 from pathlib import Path
 
@@ -78,6 +79,12 @@ def test_recorded_seeds_are_not_made_again(stores, tmp_path):
     recorded = read_json(result)["rows"]
     for old, new in zip(recorded, rows, strict=True):
         assert new["samples"][:2] == old["samples"]
+    written = {**read_json(result), "commit": "abc"}
+    for sample in [sample for row in written["rows"] for sample in row["samples"]]:
+        sample["commit"] = "abc" if sample["seed"] == 1 else "def"
+    result.write_text(json.dumps(written))
+    run(stores, more, console, recorded=result, json_path=more / "again.json")
+    assert read_json(more / "again.json")["commit"] == "abc, def"
     with pytest.raises(SlipstreamError, match="with other keys of the recipe"):
         bench.reproduce(stores, ["ml-1m-hstu"], 3, more, console, (), recorded=result)
     made_up = Synthetic(users=31, items=50, seed=1)

@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return the command of this process as a reader types it, without the place of its result."""
+    """Return the command of this process as a reader types it, without the places of results."""
     program, *words = sys.argv
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None and module.name.startswith("benchmarks"):
@@ -60,11 +60,11 @@ def command_line() -> str:
         program = Path(program).name
     kept: list[str] = []
     for word in words:
-        if kept and kept[-1] == "--json":
+        if kept and kept[-1] in ("--json", "--recorded"):
             kept.pop()
         else:
             kept.append(word)
-    return " ".join([program, *(word for word in kept if word != "--json")])
+    return " ".join([program, *(word for word in kept if word not in ("--json", "--recorded"))])
 
 
 def commit() -> str | None:
