@@ -17,6 +17,7 @@ import numpy as np
 from slipstream.errors import SlipstreamError
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate.fleet import Fleet, FleetConfig
+from slipstream.simulate.shared_cores import CallCosts
 from slipstream.simulate.simulated_engine import EngineSpec
 from slipstream.simulate.traffic import Traffic, Trouble, draw_arrivals
 
@@ -64,13 +65,15 @@ def simulate_serving(
     config: InstanceConfig | None = None,
     trouble: Trouble | dict[str, Any] | None = None,
     http_ms: float = 3.0,
+    calls: CallCosts | dict[str, Any] | None = None,
     routers: int = 1,
     seed: int = 0,
 ) -> ServingReport:
     """Simulate a fleet under Poisson arrivals of `rate` ranking requests a second.
 
     `traffic` describes sessions and lengths, `spec` the model and what its passes take, `config`
-    the settings of every instance.
+    the settings of every instance, `calls` what a request takes besides its pass, and of which
+    cores; `http_ms` is the time on the way that uses no core.
     """
     if not 1 <= instances <= MAX_INSTANCES:
         raise SlipstreamError(f"a fleet has 1 to {MAX_INSTANCES} instances, not {instances}")
@@ -88,6 +91,7 @@ def simulate_serving(
         signals=settings.relay and settings.preinfer,
         affinity=settings.relay,
         alone=routers == 1,
+        calls=calls if isinstance(calls, CallCosts) else CallCosts.model_validate(calls or {}),
     )
     fleet = Fleet(place, draw_arrivals(load, seed), load, seed)
     faults = trouble if isinstance(trouble, Trouble) else Trouble.model_validate(trouble or {})
