@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.evidence import RESULTS, read_result
 from benchmarks.serving.load import LONGEST_STAGE, STAGE_MEAN, STAGE_VARIATION
 from benchmarks.serving.runs import RunPlan, Sizes
-from benchmarks.serving.search import Question, RateSearch, take_turns
+from benchmarks.serving.search import Question, RateSearch
 from benchmarks.serving.server import VARIANTS
 from benchmarks.serving.trace import poisson_times, stage_times
 from benchmarks.serving.users import Population
@@ -101,7 +101,9 @@ def _coefficients(
     alone = {(row["variant"], row["behaviours"]): row["ms"] / 1e3 for row in hit_rows}
 
     def of(variant: str) -> tuple[np.ndarray, np.ndarray]:
-        found = sorted((length, taken) for (name, length), taken in alone.items() if name == variant)
+        found = sorted(
+            (length, taken) for (name, length), taken in alone.items() if name == variant
+        )
         lengths, taken = np.array(found).T
         return TOKENS * lengths, taken
 
@@ -165,8 +167,7 @@ def simulated_rate(runner: SimulatedRunner, variant: str, trace: str, length: st
     """Return the rate that the recorded search finds with simulated runs; 0: none."""
     question = Question(Population(length, 1, 1, int(length)), trace)
     search = RateSearch(runner, question, [VARIANTS[variant]])  # type: ignore[arg-type]
-    [found] = take_turns(runner.run, [search._rate(VARIANTS[variant])])
-    return found or 0.0
+    return search.rates()[variant] or 0.0
 
 
 def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
