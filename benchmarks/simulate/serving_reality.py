@@ -1,12 +1,12 @@
 """Simulated rates against those of the serving benchmark, where its result is recorded.
 
-What a request takes is calibrated on few runs of that benchmark, none of which searched a rate; then
-its own search runs over simulated runs (benchmarks/protocols/simulate.md). Touch this when the
-serving benchmark records something else.
+What a request takes is calibrated on few of its runs and on the idle engine; then its own search
+goes over simulated runs, which replay the arrivals of the recorded ones
+(benchmarks/protocols/simulate.md). Touch this when the serving benchmark records something else.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -26,6 +26,8 @@ from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate.serving_simulation import simulate_serving
 from slipstream.simulate.shared_cores import CallCosts
 from slipstream.simulate.simulated_engine import EngineSpec
+from slipstream.simulate.traffic import Arrivals, Traffic, draw_arrivals
+from slipstream.simulate.workload import LengthLaw
 
 RESULT: Path = RESULTS / "serving.json"
 TOKENS, HELD, CANDIDATES = 2, 8, 100  # of a behaviour; held back by a prefix; of a request
@@ -85,6 +87,25 @@ def probe_seconds(run: dict[str, Any]) -> float:
     return 0.05 + float(due.max()) + run["p50_ms"] / 1e3
 
 
+def loadgen_times(rate: float, count: int, seed: int) -> np.ndarray:
+    """Return when LoadGen's Server scenario sends its queries: exponential gaps of mt19937(seed).
+
+    The standard library of C++ makes a number of 53 bits from two draws.
+    """
+    drawn_N2 = np.random.RandomState(seed).randint(0, 1 << 32, size=(count, 2), dtype=np.uint64)
+    uniform_N = (drawn_N2[:, 0] + drawn_N2[:, 1] * 2.0**32) / 2.0**64
+    gaps_N = -np.log1p(-uniform_N) / rate
+    return np.concatenate([[0.0], np.cumsum(gaps_N[:-1])])
+
+
+def replayed(plan: RunPlan, count: int, drawn: Arrivals) -> Arrivals:
+    """Return drawn requests with the arrivals and stages of the recorded run of this name."""
+    times = loadgen_times if plan.kind == "verdict" else poisson_times
+    stages = stage_times(STAGE_MEAN, STAGE_VARIATION, LONGEST_STAGE, count + LEAD_IN, plan.number)
+    at_R = times(plan.rate, count, plan.number)
+    return replace(drawn, at_R=at_R, before_R=stages[LEAD_IN:])
+
+
 def _first(runs: Runs, kind: str, length: str) -> dict[str, Any]:
     """Return the first run of a kind of W1 on S."""
     return next(
@@ -141,6 +162,7 @@ class SimulatedRunner:
                 and "disturbed" not in run.get("key", "")
             )
         count = self.sizes.requests(plan.kind)
+        traffic = _traffic(plan, count, self.returning)
         report = simulate_serving(
             instances=plan.variant.instances,
             rate=plan.rate,
@@ -149,7 +171,8 @@ class SimulatedRunner:
             spec=self.found.spec,
             calls=self.found.calls,
             http_ms=0.0,
-            traffic=_traffic(plan.population.length, self.returning),
+            traffic=traffic,
+            arrivals=replayed(plan, count, draw_arrivals(traffic, self.seed)),
             config=InstanceConfig(
                 relay=plan.variant.keeps,
                 device_bytes=DEVICE_BYTES,
@@ -177,7 +200,7 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
     runs: Runs = samples["runs"]
     figures = samples["figures"]
     found = calibrate(runs, figures["hit"]["rows"], content["machine"]["cores"])
-    sizes = Sizes(probe=60, verdict=60) if quick else Sizes()
+    sizes = Sizes(probe=150, verdict=300) if quick else Sizes()
     rows: list[Row] = []
     for label, group in figures["groups"].items():
         trace, _, length = label.partition(" ")
@@ -212,8 +235,14 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
     return rows, {"reality_error_slo": max(abs(row["error"]) for row in rows)}
 
 
-def _traffic(length: int, returning: float) -> dict[str, Any]:
-    """Return the traffic of a trace: users of one length, of whose requests a share returns."""
-    lengths = {"median": float(length), "sigma": 0.0, "shortest": 1, "longest": 6144}
-    pages = 1.0 / max(0.02, 1.0 - returning)
-    return {"lengths": lengths, "pages": pages, "gap_seconds": 5.0, "gap_sigma": 0.5}
+def _traffic(plan: RunPlan, count: int, returning: float) -> Traffic:
+    """Return the traffic of a run: users of one length, of whose requests a share returns."""
+    length = float(plan.population.length)
+    return Traffic(
+        rate=plan.rate,
+        requests=count,
+        lengths=LengthLaw(median=length, sigma=0.0, shortest=1, longest=6144),
+        pages=1.0 / max(0.02, 1.0 - returning),
+        gap_seconds=5.0,
+        gap_sigma=0.5,
+    )
