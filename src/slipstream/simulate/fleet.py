@@ -24,6 +24,7 @@ from slipstream.simulate.virtual_time import VirtualClock, VirtualLoop
 PROBE_SECONDS = 0.25  # how often a router asks every instance for its state
 SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet
 MAX_TRIES = 3  # instances a request is sent to
+Threads = tuple[CoreThread, CoreThread]  # of clients, of the router
 
 
 class _Lost(Exception):
@@ -66,7 +67,9 @@ class Fleet:
             for number in range(config.instances)
         ]
         # Client and router, where they share the machine; each half of a call is one way.
-        self.threads = None if cores is None else (CoreThread(cores), CoreThread(cores))
+        self.threads: Threads | None = None
+        if cores is not None:
+            self.threads = CoreThread(cores), CoreThread(cores)
         self.by_name = {node.state.name: node for node in self.nodes}
         self.balancer = LoadBalancer(
             [node.state for node in self.nodes],
@@ -117,9 +120,11 @@ class Fleet:
             owner = await self._announce(name, history)
         await self.loop.pause(max(0.0, ranking_at - self.loop.now))
         start = ranking_at if self.threads is not None else self.loop.now
-        await self._client_and_router(sends=True)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=True)
         answered = await self._rank(name, history, owner, start + self.config.slo)
-        await self._client_and_router(sends=False)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=False)
         if answered:
             self.latency_R[number] = self.loop.now - start
         self._left -= 1
@@ -130,24 +135,22 @@ class Fleet:
             return True
         return behaviours >= self.nodes[0].instance.estimates.from_behaviours
 
-    async def _client_and_router(self, sends: bool) -> None:
+    async def _client_and_router(self, threads: Threads, sends: bool) -> None:
         """Spend what client and router need for one way of a call, on the cores they share."""
-        if self.threads is None:
-            return
-        client, router = self.threads
+        client, router = threads
         calls = self.config.calls
         ways = ((client, calls.client_seconds), (router, calls.router_seconds))
         for thread, seconds in ways if sends else reversed(ways):
             await thread.work(seconds / 2)
 
-    async def _event_loop(self, node: SimulatedNode) -> None:
-        """Spend what an instance's event loop needs for one way of a call, on shared cores."""
-        if node.event_loop is not None:
-            await node.event_loop.work(node.slowness * self.config.calls.instance_seconds / 2)
+    def _half_call(self, node: SimulatedNode) -> float:
+        """Return what an instance's event loop needs for one way of a call."""
+        return node.slowness * self.config.calls.instance_seconds / 2
 
     async def _announce(self, user: str, history: SimulatedHistory) -> str | None:
         """Send the pre-inference signal; return the instance that its ticket names."""
-        await self._client_and_router(sends=True)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=True)
         behaviours = len(history)
         state = self.balancer.choose(user, behaviours)
         if state is None:
@@ -158,7 +161,8 @@ class Fleet:
             if not node.alive:
                 self._gone(node)
                 return None
-            await self._event_loop(node)
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
             rank_in = self.traffic.before_ms / 1e3
             admission = await node.instance.preinfer(
                 user,
@@ -166,11 +170,13 @@ class Fleet:
                 rank_in=rank_in,
             )
             state.reported = node.instance.backlog
-            await self._event_loop(node)
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
         self.balancer.note_answer(state)
         self.counts["announced"] += 1
         self.balancer.note_served(user, state, admission.admitted)
-        await self._client_and_router(sends=False)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=False)
         return state.name if admission.admitted else None
 
     async def _rank(
@@ -217,7 +223,8 @@ class Fleet:
             raise _Lost
         node.inside.add(task)
         try:
-            await self._event_loop(node)
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
             found = await node.instance.rank(
                 user,
                 history,  # type: ignore[arg-type]
@@ -231,7 +238,8 @@ class Fleet:
             node.inside.discard(task)
         self.counts[f"hit_{found.hit}"] += 1
         node.state.reported = node.instance.backlog
-        await self._event_loop(node)
+        if node.event_loop is not None:
+            await node.event_loop.work(self._half_call(node))
         await self.loop.pause(half)
         return found.kept
 
