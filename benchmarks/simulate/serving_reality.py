@@ -219,20 +219,27 @@ def serving_rows(quick: bool = False) -> tuple[list[Row], dict[str, float]]:
                 for seed in range(QUICK_SEEDS if quick else SEEDS)
             ]
             simulated = median(rates)
+            calibrates = trace == "S" and length in CALIBRATES and variant == "W1"
             rows.append(
                 {
-                    "variant": f"{label}: {variant}",
+                    "variant": f"{label}: {variant}" + " (calibrates)" * calibrates,
                     "part": "serving",
                     "recorded": recorded,
                     "simulated": simulated,
                     "error": simulated / recorded - 1,
-                    "calibrates": trace == "S" and length in CALIBRATES and variant == "W1",
+                    "calibrates": calibrates,
                     "samples": rates,
                 }
             )
     if not rows:
         return [], {}
-    return rows, {"reality_error_slo": max(abs(row["error"]) for row in rows)}
+    errors = [abs(row["error"]) for row in rows]
+    return rows, {
+        "reality_error_slo": max(errors),
+        "reality_error_slo_median": median(errors),
+        "reality_rates": float(len(rows)),
+        "reality_rates_within_20": float(sum(error <= 0.2 for error in errors)),
+    }
 
 
 def _traffic(plan: RunPlan, count: int, returning: float) -> Traffic:

@@ -144,6 +144,7 @@ def test_recorded_rates_are_compared_with_simulated_ones(tmp_path, monkeypatch):
     rows = found["rows"]
     assert [row["variant"] for row in rows] == ["N 512: relay", "N 512: W1"]
     assert found["claims"]["reality_error_slo"] == max(abs(row["error"]) for row in rows)
+    assert found["claims"]["reality_rates"] == 2 > found["claims"]["reality_rates_within_20"]
     # Two cores, 4.2 ms a request: more than 476 a second cannot be, and short bursts pass.
     most = 2 / (pass_seconds(512) + CLIENT + ROUTER + LOOP - CALL)
     assert all(LOWEST_RATE < row["simulated"] < 2 * most for row in rows)
