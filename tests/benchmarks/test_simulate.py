@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulate import bench, nestpipe, papers, reality, serving_reality, turbogr
+from benchmarks.simulate import bench, nestpipe, papers, reality, turbogr
 from benchmarks.simulate.calibration import Choices, calibrate, serial_step, steps_at_128
 from slipstream.errors import SlipstreamError
 from slipstream.pipeline.hazards import Task
@@ -151,28 +151,6 @@ def test_the_present_model_of_the_link_stands_beside_the_older_ones():
     assert free["error"] == free["error_second_model"] == free["error_first_model"]
     # Four exchanges, each with 16,000 more bytes held up than the burst sends at once.
     assert slow["error"] > slow["error_second_model"] == slow["error_first_model"]
-
-
-def test_recorded_serving_rates_are_compared_with_simulated_ones(tmp_path, monkeypatch):
-    runs = [
-        {"kind": "service", "variant": "W1", "trace": "N", "length": str(length)}
-        | {"samples": {"rank_s": [1e-3 + 2e-5 * length, 1.1e-3 + 2e-5 * length]}}
-        for length in (384, 512, 1024)
-    ] + [
-        {"kind": "service", "variant": "relay", "trace": "N", "length": str(length)}
-        | {"samples": {"hit_s": [3e-3, 3.2e-3], "rank_s": [0.03, 0.03]}}
-        for length in (384, 512, 1024)
-    ]
-    spec = serving_reality.fitted_spec(runs)
-    assert all(value >= 0 for value in spec.coefficients) and spec.coefficients[1] > 0
-    groups = {"N 1024": {"rates": {"relay": 40.0, "W1": 20.0}, "returning": 0.0}}
-    content = {"rows": [{"samples": {"runs": runs, "figures": {"groups": groups}}}]}
-    (tmp_path / "serving.json").write_text(json.dumps(content))
-    monkeypatch.setattr("benchmarks.evidence.RESULTS", tmp_path)
-    monkeypatch.setattr(serving_reality, "QUICK_REQUESTS", 200)
-    rows, claims = serving_reality.serving_rows(quick=True)
-    assert [row["variant"] for row in rows] == ["N 1024: relay", "N 1024: W1"]
-    assert claims["reality_error_slo"] == max(abs(row["error"]) for row in rows)
 
 
 def test_parts_run_alone_and_a_short_run_claims_nothing(tmp_path, monkeypatch):

@@ -55,3 +55,18 @@ def test_serving_prints_what_became_of_requests(tmp_path, capsys):
     content = json.loads(figures.read_text())
     assert content["claims"]["within_slo"] > 0.9
     assert sum(content["rows"][0]["hits"].values()) <= 200
+
+
+def test_serving_on_shared_cores_takes_longer_and_says_wrong_numbers(tmp_path, capsys):
+    flags = ["--instances", "2", "--rate", "120", "--requests", "200", "--length", "800"]
+    found = []
+    for number, more in enumerate(
+        (["--request-ms", "0"], ["--cores", "2"], ["--cores", "2", "--client-ms", "2"])
+    ):
+        path = tmp_path / f"{number}.json"
+        assert run_command(["simulate", "serving", *flags, *more, "--json", str(path)]) == 0
+        found.append(json.loads(path.read_text())["rows"][0]["p50_ms"])
+    assert found[0] < found[1] < found[2]
+    capsys.readouterr()
+    assert run_command(["simulate", "serving", *flags, "--cores", "0"]) != 0
+    assert "--cores" in capsys.readouterr().err

@@ -94,3 +94,14 @@ def test_what_cannot_be_planned_is_said(monkeypatch):
 def test_the_same_seed_gives_the_same_plan(plan):
     again = make_plan(DEMAND, SMALL, requests=200, sensitivity=False)
     assert (again.training, again.serving) == (plan.training, plan.serving)
+
+
+def test_what_a_request_takes_besides_its_pass_needs_instances():
+    asked = DEMAND.model_copy(update={"requests_per_second": 400.0})
+    found = {}
+    for request_us in (0.0, 20_000.0):
+        host = SMALL["host"] | {"request_us": request_us}
+        plan, reasons = plan_serving(asked, open_cluster(SMALL | {"host": host}), 300)
+        found[request_us] = plan.instances
+        assert f"takes {request_us / 1e3:.1f} ms of its instance" in reasons[0]
+    assert found[20_000.0] > found[0.0] + 4

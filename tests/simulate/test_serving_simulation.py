@@ -83,6 +83,66 @@ def test_a_search_finds_the_largest_rate_on_the_grid():
     assert one < two
 
 
+def test_enough_cores_without_further_costs_are_a_core_each():
+    free = {"instance_seconds": 0.0, "router_seconds": 0.0}
+    busy = FLEET | {"rate": 60.0, "http_ms": 0.0, "config": INLINE}
+    own = simulate_serving(**busy, calls=free)
+    shared = simulate_serving(**busy, calls=free | {"cores": 64})
+    assert (shared.p50_ms, shared.p99_ms) == pytest.approx((own.p50_ms, own.p99_ms), rel=1e-6)
+    assert shared.hits == own.hits and shared.busy == pytest.approx(own.busy, rel=1e-3)
+    both = FLEET | {"rate": 30.0, "http_ms": 0.0}
+    own, shared = (simulate_serving(**both, calls=free | more) for more in ({}, {"cores": 64}))
+    assert shared.hits == own.hits and shared.p99_ms == pytest.approx(own.p99_ms, rel=1e-6)
+
+
+def test_more_cores_are_never_slower():
+    calls = {"client_seconds": 5e-4, "instance_seconds": 1e-3}
+    busy = FLEET | {"rate": 60.0, "config": INLINE}
+    found = [simulate_serving(**busy, calls=calls | {"cores": n}) for n in (1, 2, 3, 8)]
+    p50s, within = [each.p50_ms for each in found], [each.within_slo for each in found]
+    assert p50s == sorted(p50s, reverse=True) and within == sorted(within)
+    assert p50s[0] > 2 * p50s[-1]
+
+
+def test_an_idle_shared_machine_answers_in_the_time_of_pass_and_processes():
+    calls = {"client_seconds": 2e-3, "router_seconds": 3e-3, "instance_seconds": 5e-3, "cores": 2}
+    settings = FLEET | {"rate": 0.2, "requests": 40, "http_ms": 0.0, "config": INLINE}
+    free = simulate_serving(**settings, calls={"instance_seconds": 0.0})
+    own = simulate_serving(**settings, calls={"instance_seconds": 5e-3})
+    shared = simulate_serving(**settings, calls=calls)
+    assert own.p50_ms - free.p50_ms == pytest.approx(5.0)
+    assert shared.p50_ms - free.p50_ms == pytest.approx(10.0)
+
+
+def test_every_request_of_a_batch_pays_for_its_call():
+    short = FLEET | {
+        "instances": 1,
+        "rate": 2_000.0,
+        "spec": EngineSpec(jitter=0.0, coefficients=(4e-3, 0.0, 0.0, 0.0)),
+        "config": INLINE,
+    }
+    cheap = simulate_serving(**short, calls={"instance_seconds": 0.0})
+    dear = simulate_serving(**short, calls={"instance_seconds": 2e-3})
+    assert cheap.within_slo > 0.9 and dear.within_slo < 0.5
+
+
+def test_a_client_on_shared_cores_announces_what_gains_by_it():
+    calls = {"cores": 8}
+    long = simulate_serving(**FLEET, calls=calls)
+    assert long.admitted > 300 and long.hits["device"] > 300
+    brief = FLEET | {"traffic": {"lengths": LENGTHS | {"median": 64}, "pages": 1}}
+    assert simulate_serving(**brief, calls=calls).refused == {}
+    assert simulate_serving(**brief).refused != {}
+
+
+def test_shared_cores_give_the_same_result_with_the_same_seed():
+    told = {"calls": {"cores": 2, "client_seconds": 3e-4}}
+    dying = told | {"trouble": {"deaths": 2, "restart_seconds": 1.0}}
+    for settings in (told, dying):
+        first, again = (simulate_serving(**FLEET | settings) for _ in range(2))
+        assert first == again and first.answered > 0.9
+
+
 def test_wrong_numbers_are_refused():
     with pytest.raises(SlipstreamError, match="instances"):
         simulate_serving(**FLEET | {"instances": 0})

@@ -6,6 +6,7 @@ import pytest
 
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.serving.instance.scheduler import Kind
+from slipstream.simulate.shared_cores import SharedCores
 from slipstream.simulate.simulated_engine import EngineSpec, SimulatedHistory
 from slipstream.simulate.simulated_node import SimulatedNode
 from slipstream.simulate.virtual_time import VirtualLoop
@@ -104,3 +105,26 @@ def test_what_a_dead_process_held_is_lost_and_its_host_tier_is_not():
     loop.create_task(rank(9.0))
     loop.run_until_idle()
     assert served.totals()["filled_reloaded"] == 1 and outcome[-1] == "answered"
+
+
+def test_two_instances_on_one_core_take_twice_as_long_and_account_for_all_of_it():
+    ends = {}
+
+    async def ask(served):
+        await served.instance.rank("1", LONG, range(50), deadline=9.0)
+        return served.busy(), loop.now  # a copy to the host follows
+
+    for cores in (2, 1):
+        loop = VirtualLoop()
+        shared = SharedCores(loop, cores)
+        config = InstanceConfig(host_path="x")
+        nodes = [SimulatedNode(n, SPEC, config, loop, 0, cores=shared) for n in range(2)]
+        asked = []
+        for each in nodes:  # a long history: a prefill in steps, then the ranking
+            asked.append(loop.create_task(ask(each)))
+        loop.run_until_idle()
+        for each in asked:
+            busy, ends[cores] = each.result()
+            assert busy == pytest.approx(ends[cores])
+        assert all(each.scheduler.steps_run > 4 for each in nodes)
+    assert ends[1] == pytest.approx(2 * ends[2])

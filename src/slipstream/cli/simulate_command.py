@@ -108,6 +108,20 @@ def serving(
     relay: Annotated[bool, typer.Option(help="Pre-infer and keep prefixes, or all in line.")] = (
         True
     ),
+    request_ms: Annotated[
+        float,
+        typer.Option(min=0, help="An instance's processor time of a request besides its pass."),
+    ] = 0.6,
+    cores: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instances and router share so many; default: one each."),
+    ] = None,
+    router_ms: Annotated[
+        float, typer.Option(min=0, help="With --cores: the router's, of a request.")
+    ] = 0.35,
+    client_ms: Annotated[
+        float, typer.Option(min=0, help="With --cores: that of clients on the same machine.")
+    ] = 0.0,
     deaths: Annotated[int, typer.Option(min=0, help="Instances that die during the run.")] = 0,
     slow_instances: Annotated[int, typer.Option(min=0, help="Instances three times slower.")] = 0,
     rolling_restart: Annotated[
@@ -142,6 +156,12 @@ def serving(
             host_path="simulated" if host_mb else None,
             relay=relay,
         ),
+        calls={
+            "instance_seconds": request_ms / 1e3,
+            "router_seconds": router_ms / 1e3,
+            "client_seconds": client_ms / 1e3,
+            "cores": cores,
+        },
         trouble={
             "deaths": deaths,
             "slow_instances": slow_instances,

@@ -55,6 +55,9 @@ class HostSpec(_Section):
     list_us: float = Field(
         default=5.0, ge=0, description="take the keys of one more worker, microseconds"
     )
+    request_us: float = Field(
+        default=600.0, ge=0, description="of an instance, a request besides its pass"
+    )
 
 
 class LinkSpec(_Section):

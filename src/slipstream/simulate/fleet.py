@@ -8,13 +8,14 @@ their load and ejects outliers; where an instance refuses or is gone, the next i
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.serving.request_errors import DeadlineError, OverloadError
 from slipstream.serving.router.balancer import LoadBalancer
+from slipstream.simulate.shared_cores import CallCosts, CoreThread, SharedCores
 from slipstream.simulate.simulated_engine import EngineSpec, SimulatedHistory
 from slipstream.simulate.simulated_node import SimulatedNode
 from slipstream.simulate.traffic import Arrivals, Traffic, Trouble
@@ -23,6 +24,7 @@ from slipstream.simulate.virtual_time import VirtualClock, VirtualLoop
 PROBE_SECONDS = 0.25  # how often a router asks every instance for its state
 SLOW_SECONDS = 0.5  # a deadline this long is the instance's to meet
 MAX_TRIES = 3  # instances a request is sent to
+Threads = tuple[CoreThread, CoreThread]  # of clients, of the router
 
 
 class _Lost(Exception):
@@ -41,6 +43,7 @@ class FleetConfig:
     signals: bool = True  # clients announce their ranking requests
     affinity: bool = True  # users keep their instance
     alone: bool = True  # one router serves all instances, so it remembers where users were
+    calls: CallCosts = field(default_factory=CallCosts)
 
 
 class Fleet:
@@ -49,10 +52,24 @@ class Fleet:
     def __init__(self, config: FleetConfig, arrivals: Arrivals, traffic: Traffic, seed: int):
         self.config, self.arrivals, self.traffic = config, arrivals, traffic
         self.loop = VirtualLoop()  # type: ignore[abstract]
+        calls = config.calls
+        cores = None if calls.cores is None else SharedCores(self.loop, calls.cores)
         self.nodes = [
-            SimulatedNode(number, config.spec, config.instance, self.loop, seed)
+            SimulatedNode(
+                number,
+                config.spec,
+                config.instance,
+                self.loop,
+                seed,
+                request_seconds=calls.instance_seconds,
+                cores=cores,
+            )
             for number in range(config.instances)
         ]
+        # Client and router, where they share the machine; each half of a call is one way.
+        self.threads: Threads | None = None
+        if cores is not None:
+            self.threads = CoreThread(cores), CoreThread(cores)
         self.by_name = {node.state.name: node for node in self.nodes}
         self.balancer = LoadBalancer(
             [node.state for node in self.nodes],
@@ -98,17 +115,42 @@ class Fleet:
         name, history = str(user), SimulatedHistory(user, 0, length)
         owner = None
         begin = self.loop.now
-        if self.config.signals:
-            owner = await self._announce(name, history)
         ranking_at = begin + float(arrivals.before_R[number])
+        if self.config.signals and self._worth_announcing(length):
+            owner = await self._announce(name, history)
         await self.loop.pause(max(0.0, ranking_at - self.loop.now))
-        start = self.loop.now
-        if await self._rank(name, history, owner, start + self.config.slo):
+        start = ranking_at if self.threads is not None else self.loop.now
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=True)
+        answered = await self._rank(name, history, owner, start + self.config.slo)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=False)
+        if answered:
             self.latency_R[number] = self.loop.now - start
         self._left -= 1
 
+    def _worth_announcing(self, behaviours: int) -> bool:
+        """Return whether a client announces so long a history; one that pays for it asks first."""
+        if self.threads is None:
+            return True
+        return behaviours >= self.nodes[0].instance.estimates.from_behaviours
+
+    async def _client_and_router(self, threads: Threads, sends: bool) -> None:
+        """Spend what client and router need for one way of a call, on the cores they share."""
+        client, router = threads
+        calls = self.config.calls
+        ways = ((client, calls.client_seconds), (router, calls.router_seconds))
+        for thread, seconds in ways if sends else reversed(ways):
+            await thread.work(seconds / 2)
+
+    def _half_call(self, node: SimulatedNode) -> float:
+        """Return what an instance's event loop needs for one way of a call."""
+        return node.slowness * self.config.calls.instance_seconds / 2
+
     async def _announce(self, user: str, history: SimulatedHistory) -> str | None:
         """Send the pre-inference signal; return the instance that its ticket names."""
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=True)
         behaviours = len(history)
         state = self.balancer.choose(user, behaviours)
         if state is None:
@@ -119,6 +161,8 @@ class Fleet:
             if not node.alive:
                 self._gone(node)
                 return None
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
             rank_in = self.traffic.before_ms / 1e3
             admission = await node.instance.preinfer(
                 user,
@@ -126,9 +170,13 @@ class Fleet:
                 rank_in=rank_in,
             )
             state.reported = node.instance.backlog
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
         self.balancer.note_answer(state)
         self.counts["announced"] += 1
         self.balancer.note_served(user, state, admission.admitted)
+        if self.threads is not None:
+            await self._client_and_router(self.threads, sends=False)
         return state.name if admission.admitted else None
 
     async def _rank(
@@ -175,6 +223,8 @@ class Fleet:
             raise _Lost
         node.inside.add(task)
         try:
+            if node.event_loop is not None:
+                await node.event_loop.work(self._half_call(node))
             found = await node.instance.rank(
                 user,
                 history,  # type: ignore[arg-type]
@@ -188,6 +238,8 @@ class Fleet:
             node.inside.discard(task)
         self.counts[f"hit_{found.hit}"] += 1
         node.state.reported = node.instance.backlog
+        if node.event_loop is not None:
+            await node.event_loop.work(self._half_call(node))
         await self.loop.pause(half)
         return found.kept
 

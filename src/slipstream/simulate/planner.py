@@ -22,6 +22,7 @@ from slipstream.pipeline.schedule import make_schedule
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate.cluster import Cluster, open_cluster
 from slipstream.simulate.serving_simulation import ServingReport, simulate_serving
+from slipstream.simulate.shared_cores import CallCosts
 from slipstream.simulate.simulated_engine import EngineSpec, SimulatedEngine
 from slipstream.simulate.training_simulation import TrainingReport, simulate_training
 from slipstream.simulate.workload import LengthLaw, Workload
@@ -282,6 +283,7 @@ def plan_serving(
     prefix = engine.prefix_bytes(behaviours)
     tokens = engine.tokens_of(behaviours)
     compute = cost.prefill_seconds(tokens) + cost.plain_seconds(demand.candidates + 8, tokens)
+    calls = CallCosts(instance_seconds=cluster.host.request_us * 1e-6)
 
     def simulated(instances: int) -> ServingReport:
         return simulate_serving(
@@ -292,10 +294,12 @@ def plan_serving(
             spec=spec,
             traffic=traffic,
             config=_instance_config(demand, cluster, instances, prefix),
+            calls=calls,
             seed=seed,
         )
 
-    guess = max(1, math.ceil(demand.requests_per_second * compute / _BUSY))
+    whole = compute + calls.instance_seconds
+    guess = max(1, math.ceil(demand.requests_per_second * whole / _BUSY))
     report = _smallest_fleet(simulated, guess, demand)
     config = _instance_config(demand, cluster, report.instances, prefix)
     plan = ServingPlan(
@@ -309,7 +313,8 @@ def plan_serving(
         dollars_per_hour=report.instances * cluster.device.dollars_per_hour,
     )
     reasons = [
-        f"a request computes about {1e3 * compute:.1f} ms ({behaviours} behaviours before it); "
+        f"a request computes about {1e3 * compute:.1f} ms ({behaviours} behaviours before it) and "
+        f"takes {1e3 * calls.instance_seconds:.1f} ms of its instance besides; "
         f"{plan.instances} instances are the fewest that hold {demand.slo_ms:g} ms for "
         f"{100 * _HELD:.0f} % of {demand.requests_per_second:,.0f} requests a second, simulated: "
         f"{100 * plan.within_slo:.2f} % within it, p99 {plan.p99_ms:.1f} ms, threads "

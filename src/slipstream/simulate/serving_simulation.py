@@ -17,8 +17,9 @@ import numpy as np
 from slipstream.errors import SlipstreamError
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate.fleet import Fleet, FleetConfig
+from slipstream.simulate.shared_cores import CallCosts
 from slipstream.simulate.simulated_engine import EngineSpec
-from slipstream.simulate.traffic import Traffic, Trouble, draw_arrivals
+from slipstream.simulate.traffic import Arrivals, Traffic, Trouble, draw_arrivals
 
 HITS = ("device", "host", "joined", "extended", "inline")
 MAX_INSTANCES = 10_000
@@ -61,16 +62,20 @@ def simulate_serving(
     slo_ms: float = 80.0,
     spec: EngineSpec | None = None,
     traffic: Traffic | dict[str, Any] | None = None,
+    arrivals: Arrivals | None = None,
     config: InstanceConfig | None = None,
     trouble: Trouble | dict[str, Any] | None = None,
     http_ms: float = 3.0,
+    calls: CallCosts | dict[str, Any] | None = None,
     routers: int = 1,
     seed: int = 0,
 ) -> ServingReport:
     """Simulate a fleet under Poisson arrivals of `rate` ranking requests a second.
 
     `traffic` describes sessions and lengths, `spec` the model and what its passes take, `config`
-    the settings of every instance.
+    the settings of every instance, `arrivals` a load to replay in place of drawn requests, `calls`
+    a request takes besides its pass, and of which cores; `http_ms` is the time on the way that
+    uses no core.
     """
     if not 1 <= instances <= MAX_INSTANCES:
         raise SlipstreamError(f"a fleet has 1 to {MAX_INSTANCES} instances, not {instances}")
@@ -88,8 +93,9 @@ def simulate_serving(
         signals=settings.relay and settings.preinfer,
         affinity=settings.relay,
         alone=routers == 1,
+        calls=calls if isinstance(calls, CallCosts) else CallCosts.model_validate(calls or {}),
     )
-    fleet = Fleet(place, draw_arrivals(load, seed), load, seed)
+    fleet = Fleet(place, arrivals or draw_arrivals(load, seed), load, seed)
     faults = trouble if isinstance(trouble, Trouble) else Trouble.model_validate(trouble or {})
     fleet.run(faults)
     return _report(fleet, place, load)

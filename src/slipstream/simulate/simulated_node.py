@@ -8,12 +8,14 @@ thread works in another way.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from slipstream.serving.instance.instance import Instance
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.serving.instance.scheduler import Job
 from slipstream.serving.router.balancer import InstanceState
+from slipstream.simulate.shared_cores import CoreThread, SharedCores
 from slipstream.simulate.simulated_engine import EngineSpec, SimulatedEngine, UnbackedMemory
 from slipstream.simulate.virtual_time import VirtualClock, VirtualLoop
 
@@ -68,11 +70,25 @@ class _Steps:
 
 
 class SimulatedNode:
-    """A process with one instance; it may be slow, drain, die and come back."""
+    """A process with one instance; it may be slow, drain, die and come back.
+
+    Its compute thread has a core of its own, or runs on `cores`, and so does its event loop. With
+    a core of its own, `request_seconds` of the event loop lengthen the passes.
+    """
 
     def __init__(
-        self, number: int, spec: EngineSpec, config: InstanceConfig, loop: VirtualLoop, seed: int
+        self,
+        number: int,
+        spec: EngineSpec,
+        config: InstanceConfig,
+        loop: VirtualLoop,
+        seed: int,
+        *,
+        request_seconds: float = 0.0,
+        cores: SharedCores | None = None,
     ) -> None:
+        self.cores, self.event_loop = cores, None if cores is None else CoreThread(cores)
+        self.request_seconds = 0.0 if cores is not None else request_seconds
         self.state = InstanceState(f"i-{number}", f"http://i-{number}:1")
         self.spec, self.config, self.loop, self.seed = spec, config, loop, seed
         self.memory, self.slowness, self.lives = UnbackedMemory(), 1.0, 0
@@ -166,10 +182,12 @@ class SimulatedNode:
             pass
         elif first.steps is None:
             seconds = self.engine.batch_seconds([job.request for job in batch])
+            seconds += len(batch) * self.request_seconds * self.slowness
         else:
             if not isinstance(first.steps, _Steps):
                 first.steps = _Steps(first.steps, self)
-            alone = len(self.scheduler._jobs) == 1
+            # On shared cores nobody knows beforehand when a step ends.
+            alone = len(self.scheduler._jobs) == 1 and self.cores is None
             first.steps.run_ahead(alone)
             if alone:
                 self._alone, self._alone_since = first, self.loop.now
@@ -177,8 +195,21 @@ class SimulatedNode:
                 self.loop.call_at(self.loop.now + whole, self._all_done, life, self._turn)
                 return
             seconds = first.steps.ahead[0][0]
+        if self.cores is not None:
+            ended = partial(self._account_shared, life, self._turn, batch, expired, self.loop.now)
+            self.cores.begin(seconds, ended)
+            return
         end = self.loop.now + seconds
         self.loop.call_at(end, self._account, life, self._turn, batch, expired, seconds)
+
+    def _account_shared(
+        self, life: int, turn: int, batch: Sequence[Job], expired: bool, begin: float
+    ) -> None:
+        """End a step on shared cores: it took what passed, not what it needed."""
+        seconds, steps = self.loop.now - begin, batch[0].steps
+        if isinstance(steps, _Steps) and steps.ahead:
+            steps.ahead[0] = (seconds, *steps.ahead[0][1:])
+        self._account(life, turn, batch, expired, seconds)
 
     def _account(
         self, life: int, turn: int, batch: Sequence[Job], expired: bool, seconds: float
