@@ -157,7 +157,7 @@ class InstanceService:
                 recent = append_recent(recent, sent)
             behaviours = len(older) + len(recent)
             older, recent = drop_unknown(instance, older), drop_unknown(instance, recent)
-            items, unknown = _split_known(instance, request.candidates)
+            rows, items, unknown = _split_known(instance, request.candidates)
             answer = m.RankAnswer(
                 {task: [] for task in instance.tasks},
                 instance.version,
@@ -181,21 +181,22 @@ class InstanceService:
                         allow_truncate=request.allow_truncate,
                         request_time=request.request_time,
                         context=request.context,
+                        rows=rows,
                     )
                 answer.scores = {task: scores.tolist() for task, scores in result.scores.items()}
                 answer.hit, answer.truncated = result.hit, result.truncated
                 context.headers[HIT_HEADER] = result.hit
                 if not result.kept:
                     context.headers[UNKEPT_HEADER] = "1"
-                self.shadow.offer(
-                    request.user,
-                    instance.version,
-                    older.then(recent),
-                    items,
-                    answer.scores,
-                    request_time=request.request_time,
-                    context=request.context,
-                )
+                if self.shadow.wants(request.user, instance.version):
+                    self.shadow.offer(
+                        request.user,
+                        older.then(recent),
+                        items,
+                        answer.scores,
+                        request_time=request.request_time,
+                        context=request.context,
+                    )
             return answer
 
     async def recommend(
@@ -265,10 +266,11 @@ def _retrieval(report: RetrievalReport | None) -> m.RetrievalAnswer | None:
 
 def _split_known(
     instance: "Instance", items: list[m.Identity]
-) -> tuple[list[m.Identity], list[m.Identity]]:
-    """Return the items the catalogue holds, as it writes them, and those it lacks, as sent."""
+) -> tuple[np.ndarray, list[m.Identity], list[m.Identity]]:
+    """Return the rows of known items, their ids in the catalogue's words, the others as sent."""
     rows = instance.items.find(items)
-    return instance.items.originals(rows[rows >= 0]), _places(items, rows < 0)
+    known = rows[rows >= 0]
+    return known, instance.items.originals(known), _places(items, rows < 0)
 
 
 def _places(items: list[m.Identity], chosen: np.ndarray) -> list[m.Identity]:
