@@ -159,7 +159,10 @@ async def send_answer(
 def header(scope: Scope, name: bytes) -> bytes | None:
     """Return the first value of a header (names are lower case in ASGI)."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:

@@ -151,12 +151,16 @@ class InstanceService:
             split = history.total
             if ticket is not None and history.first < ticket.end < history.total:
                 split = ticket.end
-            older, recent = history.part(history.first, split), history.part(split, history.total)
-            if request.recent is not None:
+            older, recent = history.part(history.first, split), None
+            if split < history.total or request.recent is not None:
+                recent = history.part(split, history.total)
+            if recent is not None and request.recent is not None:
                 sent = read_history(request.recent, request.features, instance.timed)
                 recent = append_recent(recent, sent)
-            behaviours = len(older) + len(recent)
-            older, recent = drop_unknown(instance, older), drop_unknown(instance, recent)
+            behaviours = len(older) + (0 if recent is None else len(recent))
+            older = drop_unknown(instance, older)
+            recent = None if recent is None else drop_unknown(instance, recent)
+            known = len(older) + (0 if recent is None else len(recent))
             rows, items, unknown = _split_known(instance, request.candidates)
             answer = m.RankAnswer(
                 {task: [] for task in instance.tasks},
@@ -167,7 +171,7 @@ class InstanceService:
                 behaviours=behaviours,
                 items=items,
                 unknown=unknown,
-                skipped=behaviours - len(older) - len(recent),
+                skipped=behaviours - known,
             )
             answer.titles, answer.shown = _about(instance, request, items)
             if items:
@@ -176,7 +180,7 @@ class InstanceService:
                         request.user,
                         older,
                         items,
-                        recent=recent if len(recent) else None,
+                        recent=recent or None,
                         deadline=context.deadline,
                         allow_truncate=request.allow_truncate,
                         request_time=request.request_time,
@@ -191,7 +195,7 @@ class InstanceService:
                 if self.shadow.wants(request.user, instance.version):
                     self.shadow.offer(
                         request.user,
-                        older.then(recent),
+                        older if recent is None else older.then(recent),
                         items,
                         answer.scores,
                         request_time=request.request_time,

@@ -312,8 +312,9 @@ class Instance:
         cold: ColdItems | None = None,
     ) -> RankResult:
         """Score rows of the catalogue, and of `cold` items, after a prepared history."""
-        query = self.query(ready, request_time, context)
-        query = replace(query, candidates_C=rows_C, cold=cold)
+        query = self.query(ready, request_time, context, rows_C)
+        if cold is not None:
+            query = replace(query, cold=cold)
         seconds = self.estimates.score_seconds(query)
         work: dict[str, Any] = {
             "request": query,
@@ -344,13 +345,14 @@ class Instance:
         ready: ReadyHistory,
         request_time: int | None,
         context: Mapping[str, str | None] | None,
+        rows_C: torch.Tensor = NO_ROWS,
     ) -> RankQuery:
-        """Return the query of a prepared history without candidates."""
+        """Return the query of a prepared history and of the rows of its candidates."""
         if isinstance(ready.held, Lease) and ready.held.slot.pinned_until is None:
             self._consume(ready.held.slot.key)
         prefix = None if ready.held is None else ready.held.prefix
         try:
-            query = self.engine.query_of_rows(prefix, ready.new, NO_ROWS, request_time, context)
+            query = self.engine.query_of_rows(prefix, ready.new, rows_C, request_time, context)
         except BaseException as error:
             self.release(ready, error)
             raise
