@@ -273,8 +273,10 @@ def _split_known(
 ) -> tuple[np.ndarray, list[m.Identity], list[m.Identity]]:
     """Return the rows of known items, their ids in the catalogue's words, the others as sent."""
     rows = instance.items.find(items)
-    known = rows[rows >= 0]
-    return known, instance.items.originals(known), _places(items, rows < 0)
+    known = rows >= 0
+    if known.all():
+        return rows, instance.items.originals(rows), []
+    return rows[known], instance.items.originals(rows[known]), _places(items, ~known)
 
 
 def _places(items: list[m.Identity], chosen: np.ndarray) -> list[m.Identity]:
