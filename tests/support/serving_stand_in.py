@@ -137,7 +137,9 @@ class StandInInstance:
         allow_truncate: bool,
         request_time: int | None = None,
         context: Mapping[str, str | None],
+        rows: np.ndarray | None = None,
     ) -> Any:
+        assert rows is None or rows.tolist() == self.items.find(candidates).tolist()
         assert not self.closed, "a closed instance was used"
         if user.startswith("full"):
             raise OverloadError("queue")

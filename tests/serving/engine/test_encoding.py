@@ -29,6 +29,8 @@ def test_a_digest_stands_for_the_first_behaviours_only(tmp_path):
 def test_an_encoded_history_keeps_its_user_when_it_begins_empty(tmp_path):
     served = engine(tmp_path, blocks=1)
     empty, later = served.encode(None), served.encode(history(3, age=3))
+    assert empty is served.encode(None), "no behaviours are encoded once"
+    assert (empty.digest(), len(empty)) == (served.encode(History([], [])).digest(), 0)
     assert empty.then(later).user_features == {"age": 3}
     assert later.then(empty) is later
 

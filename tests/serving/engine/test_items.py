@@ -50,6 +50,21 @@ def test_a_catalogue_of_numbers_takes_their_text(tmp_path):
         ids.canonical([1, "SKU"])
 
 
+@pytest.mark.parametrize("grown", [False, True])
+def test_every_id_is_found_as_a_dictionary_finds_it(tmp_path, grown):
+    generator = np.random.default_rng(5)
+    held = generator.choice(400, 150, replace=False)
+    held = held if grown else np.sort(held)
+    ids, row_of = catalogue(tmp_path / "items.arrow", held), {n: r for r, n in enumerate(held)}
+    for asked in (range(-2, 402), held, [held.max()], [held.max() + 1], []):
+        expected = [row_of.get(number, -1) for number in asked]
+        for form in (list(map(int, asked)), np.array(asked, np.int64), list(map(str, asked))):
+            found = ids.find(form)
+            assert found.tolist() == expected and found.dtype == np.int64
+    only = catalogue(tmp_path / "one.arrow", [7])
+    assert only.find([6, 7, 8]).tolist() == [-1, 0, -1]
+
+
 def test_titles_are_null_where_there_are_none(tmp_path):
     titles = pa.array(["Lamp", None, "Rug"])
     ids = catalogue(tmp_path / "items.arrow", [1, 2, 3], title=titles)

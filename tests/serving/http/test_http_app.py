@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from starlette.routing import Router
 
 from slipstream.errors import SlipstreamError
 from slipstream.history.history_store import AppendError, HistoryStoreError
@@ -187,3 +188,39 @@ def test_the_document_names_every_endpoint():
     gate, _ = app()
     document = asyncio.run(ask(gate, "GET", "/openapi.json")).content
     assert {"/v1/rank", "/v1/preinfer", "/admin/switch"} <= document["paths"].keys()
+
+
+def test_the_routing_decides_only_on_paths_with_a_parameter_and_on_refusals(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    gate, _ = app()
+    routed: list[str] = []
+    decide = Router.__call__
+
+    async def note(self: Router, scope: Any, receive: Any, send: Any) -> None:
+        routed.append(scope["path"])
+        await decide(self, scope, receive, send)
+
+    monkeypatch.setattr(Router, "__call__", note)
+    assert post(gate).status == 200
+    assert asyncio.run(ask(gate, "HEAD", "/healthz")).status == 200
+    assert not routed
+    assert asyncio.run(ask(gate, "GET", "/v1/users/ann")).status == 200
+    assert asyncio.run(ask(gate, "GET", "/v1/rank")).headers["allow"] == "POST"
+    assert routed == ["/v1/users/ann", "/v1/rank"]
+
+
+@pytest.mark.parametrize(
+    ("path", "media"),
+    [
+        ("/healthz", "application/json"),
+        ("/metrics", "text/plain; version=0.0.4; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
+    ],
+)
+def test_an_answer_tells_its_media_type_and_its_length(path: str, media: str):
+    gate, _ = app()
+    answer = asyncio.run(ask(gate, "GET", path))
+    text = json.dumps(answer.content, separators=(",", ":")) if "json" in media else answer.content
+    assert answer.headers["content-type"] == media
+    assert int(answer.headers["content-length"]) == len(text.encode())

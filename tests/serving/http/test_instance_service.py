@@ -1,6 +1,7 @@
 """What a request is scored on, stored or sent, ticket or not."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,7 @@ from slipstream.serving.http.instance_service import InstanceService
 from slipstream.serving.request_errors import BadRequest, OverloadError
 from slipstream.serving.router.ticket import TicketSigner
 from tests.support.serving_service import SECRET, append, context, with_service
-from tests.support.serving_stand_in import standin_scores
+from tests.support.serving_stand_in import StandInInstance, StandInItems, standin_scores
 
 HISTORY = m.HistoryMessage([5, 6, 7], [10, 20, 30])
 
@@ -228,4 +229,30 @@ def test_an_announcement_that_fails_is_no_failure_of_the_append(
         assert (stored.behaviours, stored.preinfer) == (1, None)
         assert (await service.users.user(None, context(user="ann"))).behaviours == 1
 
+    with_service(tmp_path, work)
+
+
+def test_candidates_are_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looked_up: list[list[object]] = []
+    find = StandInItems.find
+
+    def note(self: StandInItems, items: object) -> object:
+        looked_up.append(list(items))
+        return find(self, items)
+
+    async def work(service: InstanceService) -> None:
+        await append(service, "ann", [5, 6, 7], [10, 20, 30])
+        looked_up.clear()
+        monkeypatch.setattr(StandInInstance, "rank", rank)
+        answer = await service.rank(m.RankRequest("ann", [1, -4, 2]), context())
+        assert (answer.items, answer.unknown) == ([1, 2], [-4])
+        assert [each for each in looked_up if 1 in each] == [[1, -4, 2]]
+
+    async def rank(
+        self: StandInInstance, user: str, history: object, candidates: list[int], **asked
+    ):
+        assert (candidates, asked["rows"].tolist(), asked["recent"]) == ([1, 2], [1, 2], None)
+        return SimpleNamespace(scores={}, hit="device", truncated=False, kept=True)
+
+    monkeypatch.setattr(StandInItems, "find", note)
     with_service(tmp_path, work)

@@ -77,3 +77,9 @@ def test_only_the_actions_a_model_reads_are_kept_and_absent_ones_are_0():
     chosen = select_actions(stored, ("click",))
     assert {name: values.tolist() for name, values in chosen.actions.items()} == {"click": [0, 0]}
     assert append_recent(chosen, chosen.part(2, 2)).actions.keys() == {"click"}
+
+
+def test_a_history_with_the_very_actions_is_not_copied():
+    stored = History(np.array([1, 2]), np.array([1, 2]), {"buy": np.ones(2, dtype=np.float32)})
+    assert select_actions(stored, ("buy",)) is stored
+    assert select_actions(stored, ()).actions == {}

@@ -29,7 +29,9 @@ def test_every_answer_is_the_stable_versions_and_differences_are_counted(tmp_pat
     async def work(service: InstanceService) -> None:
         await rank(service, "ann")
         assert service.shadow.stats()["shadow_compared"] == 0, "there is no candidate yet"
+        assert not service.shadow.wants("ann", "v1")
         await open_candidate(service, tmp_path)
+        assert service.shadow.wants("ann", "v1") and not service.shadow.wants("ann", "v2")
         for number in range(20):
             answer = await rank(service, f"user {number}")
             assert answer.version == "v1"

@@ -59,6 +59,17 @@ def test_every_way_gives_the_full_pass(tmp_path):
     served.close()
 
 
+def test_rows_that_were_looked_up_before_are_not_looked_up_again(tmp_path, monkeypatch):
+    plain, served = instance(tmp_path)
+    whole, items = history(50), candidates(30)
+    rows, expected = served.items.find(items), plain.rank(None, whole, items)
+    encoded, looked_up = served.engine.encode(whole), []
+    monkeypatch.setattr(served.items, "rows", looked_up.append)
+    answer = run(served.rank("u", encoded, items, deadline=soon(), rows=rows))
+    assert largest_difference(answer.scores, expected) == 0 and not looked_up
+    served.close()
+
+
 def test_many_requests_share_one_computation(tmp_path):
     plain, served = instance(tmp_path)
     whole, items = history(700), candidates(20)

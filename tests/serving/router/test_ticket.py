@@ -1,6 +1,7 @@
 """Tickets: honoured for their user while they last, refused in every other case."""
 
 import base64
+import hmac
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,13 @@ def test_a_ticket_comes_back_as_it_was_issued():
 def test_any_process_with_the_secret_reads_it():
     ticket = TicketSigner(SECRET).issue("ann", "i-3", "v1", 0, 5)
     assert TicketSigner(SECRET).read(ticket, "ann").instance == "i-3"
+
+
+def test_its_mac_is_that_of_other_releases():
+    sealed = base64.urlsafe_b64decode(TicketSigner(SECRET).issue("ann", "i-3", "v1", 0, 5) + "==")
+    mac, record = sealed[:16], sealed[16:]
+    signed = len(record).to_bytes(4, "big") + record + b"ann"
+    assert mac == hmac.digest(SECRET, signed, "sha256")[:16]
 
 
 def test_it_is_opaque_and_does_not_name_the_user():

@@ -184,14 +184,15 @@ class HistoryEncoder:
         self.tasks = {
             name: (str(task["column"]), float(task["threshold"])) for name, task in tasks.items()
         }
+        self._nothing = self._encode(History([], []))
 
     def encode(self, given: History | None) -> EncodedHistory:
         """Check a history and look up its rows; a `BadRequest` names what to send.
 
-        A stored history is encoded once, while it stays the same.
+        None stands for no behaviours. A stored history is encoded once, while it stays the same.
         """
         if given is None:
-            given = History([], [])
+            return self._nothing
         if given.source is None or given.user_features:
             return self._encode(given)
         key = (given.source, given.first, len(given))

@@ -328,6 +328,18 @@ class Engine:
         context: Mapping[str, str | None] | None = None,
     ) -> RankQuery:
         """Check a request and return it as the model reads it."""
+        rows_C = self.items.rows(candidates)
+        return self.query_of_rows(prefix, recent, rows_C, request_time, context)
+
+    def query_of_rows(
+        self,
+        prefix: Prefix | None,
+        recent: History | EncodedHistory | None,
+        rows_C: torch.Tensor,
+        request_time: int | None = None,
+        context: Mapping[str, str | None] | None = None,
+    ) -> RankQuery:
+        """`make_query` for candidates whose rows are known."""
         new = self.encode(recent)
         if prefix is not None:
             if prefix.version != self.version:
@@ -342,7 +354,6 @@ class Engine:
             raise BadRequest(
                 "an empty history asks nothing of a retrieval bundle; send at least one behaviour"
             )
-        rows_C = self.items.rows(candidates)
         if request_time is not None:
             request_time = int(whole_numbers("request_time", [request_time])[0])
             request_time = request_time if self.encoder.timed else 0

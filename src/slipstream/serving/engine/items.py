@@ -63,11 +63,13 @@ class ItemIds:
         if self._row_of_text is not None:
             get = self._row_of_text.get
             return np.array([get(text, -1) for text in as_text(ids)], dtype=np.int64)
-        ids_T, number_T = as_numbers(ids)
-        places_T = np.minimum(np.searchsorted(self._sorted_N, ids_T), self.ids_N.size - 1)
-        known_T = (self._sorted_N[places_T] == ids_T) & number_T
+        ids_T, number_T = (ids, None) if ids.dtype != object else as_numbers(ids)
+        places_T = self._sorted_N[:-1].searchsorted(ids_T)  # what lies behind the last is the last
+        known_T = self._sorted_N[places_T] == ids_T
+        if number_T is not None:
+            known_T &= number_T
         rows_T = places_T if self._order_N is None else self._order_N[places_T]
-        return np.where(known_T, rows_T, -1)
+        return rows_T if known_T.all() else np.where(known_T, rows_T, -1)
 
     def rows(self, items: Any) -> torch.Tensor:
         """Return the row of every item; the error names an unknown one."""

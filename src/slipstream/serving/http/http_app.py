@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.errors import SlipstreamError
 from slipstream.history.history_store import AppendError, HistoryStoreError
@@ -41,6 +42,7 @@ from slipstream.serving.http.observed_request import (
     ID_HEADER,
     REASON_HEADER,
     TIMING_HEADER,
+    ObservedRequest,
     observer,
 )
 from slipstream.serving.http.request_metrics import RequestMetrics as RequestMetrics
@@ -51,7 +53,11 @@ from slipstream.serving.tenants import inner_user
 
 log = logging.getLogger("slipstream.serving")
 _store_lines = Occasionally(5.0)  # of the log, while a store is away
-MEDIA = {str: "text/plain; version=0.0.4", HTML: "text/html"}  # of answers that are no JSON
+JSON = "application/json"
+MEDIA = {  # of answers that are no JSON
+    str: "text/plain; version=0.0.4; charset=utf-8",
+    HTML: "text/html; charset=utf-8",
+}
 _encode = msgspec.json.Encoder().encode
 _DEADLINE = DEADLINE_HEADER.encode()
 CALLER = "slipstream.caller"  # of an ASGI scope: a `Caller`
@@ -153,7 +159,10 @@ async def send_answer(
 def header(scope: Scope, name: bytes) -> bytes | None:
     """Return the first value of a header (names are lower case in ASGI)."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
@@ -248,8 +257,8 @@ def build(
     limits: Limits,
     metrics: RequestMetrics,
     table: Sequence[Endpoint] = ENDPOINTS,
-) -> Starlette:
-    """Build the Starlette app of a role: one route per endpoint of the table."""
+) -> ASGIApp:
+    """Build the app of a role: every endpoint of the table; Starlette refuses other paths."""
     described = openapi(role, table)
     document, page = json.dumps(described).encode(), docs_page(described)
 
@@ -270,13 +279,17 @@ def build(
         "metrics": show_metrics,
     }
     routes = [
-        _route(endpoint, all_handlers[endpoint.name], limits, metrics)
+        Route(
+            endpoint.path.replace("}", ":anything}"),
+            _Endpoint(endpoint, all_handlers[endpoint.name], limits, metrics),
+            methods=[endpoint.method],
+        )
         for endpoint in table
         if role in endpoint.roles
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _plain_refusal})
     app.router.redirect_slashes = False
-    return app
+    return _Endpoints(routes, app)
 
 
 def _plain_refusal(_request: Request, error: Exception) -> Response:
@@ -288,13 +301,16 @@ def _plain_refusal(_request: Request, error: Exception) -> Response:
         problem_body(problem),
         error.status_code,
         headers=dict(error.headers or {}),
-        media_type="application/json",
+        media_type=JSON,
     )
 
 
-def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
-    """Refuse a misspelt query parameter such as `limt=5`, except on open paths (probes)."""
-    unknown = [name for name in request.query_params if name not in endpoint.query]
+def _read_query(endpoint: Endpoint, scope: Scope) -> Mapping[str, str]:
+    """Return the query parameters; a misspelt one such as `limt=5` is refused but by open paths."""
+    if not scope["query_string"]:
+        return {}
+    query = QueryParams(scope["query_string"])
+    unknown = [name for name in query if name not in endpoint.query]
     if unknown and not endpoint.open:
         known = ", ".join(endpoint.query) or "none"
         raise HttpProblem(
@@ -302,43 +318,27 @@ def _refuse_unknown_query(endpoint: Endpoint, request: Request) -> None:
             "bad_request",
             f"unknown query parameter '{unknown[0][:40]}'; {endpoint.path} takes: {known}",
         )
+    return query
 
 
-def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: RequestMetrics) -> Route:
-    """Return the route of an endpoint: decode, call the handler in time, encode, count."""
-    decode = msgspec.json.Decoder(endpoint.request).decode if endpoint.request is not None else None
-    media = MEDIA.get(endpoint.answer, "application/json")
+class _Endpoint:
+    """One endpoint as an ASGI app: decode, call the handler in time, encode, count."""
 
-    async def serve(request: Request) -> Response:
-        started, status = time.monotonic(), endpoint.status
-        observed = observer().begin(request.scope, endpoint.name)
+    def __init__(
+        self, endpoint: Endpoint, handler: Handler, limits: Limits, metrics: RequestMetrics
+    ) -> None:
+        self._endpoint, self._handler, self._limits = endpoint, handler, limits
+        self._metrics = metrics
+        asked = endpoint.request
+        self._decode = msgspec.json.Decoder(asked).decode if asked is not None else None
+        self._media = MEDIA.get(endpoint.answer, JSON).encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint, started, status = self._endpoint, time.monotonic(), self._endpoint.status
+        observed = observer().begin(scope, endpoint.name)
         headers: dict[str, str] = {}
         try:
-            deadline = (
-                read_deadline(request.scope, limits, started)
-                if endpoint.timed
-                else started + limits.max_deadline_ms / 1000
-            )
-            _refuse_unknown_query(endpoint, request)
-            body = await read_body(request.scope, request.receive, limits)
-            if decode is not None and not body:
-                raise BadRequest(no_body(endpoint))
-            message: Any = decode(body) if decode is not None else None
-            tenant = request.scope.get(CALLER, NOBODY).tenant
-            path = dict(request.path_params)
-            if hasattr(message, "user"):
-                message.user = inner_user(tenant, message.user)
-            if "user" in path:
-                path["user"] = inner_user(tenant, path["user"])
-            end = deadline - started + asyncio.get_running_loop().time()
-            context = RequestContext(deadline, path, request.query_params, headers, tenant)
-            with recorded_stages() as stages:
-                try:
-                    async with GoneClient(request.receive), asyncio.timeout_at(end):
-                        answer = await handler(message, context)
-                finally:
-                    observed.note_stages(stages.found)
-            content = answer if isinstance(answer, bytes) else _encode(answer)
+            content = await self._answer(scope, receive, started, headers, observed)
         except Exception as error:
             problem = problem_of(error, detailed=endpoint.needs == "admin")
             status, content = problem.status, problem_body(problem)
@@ -349,20 +349,68 @@ def _route(endpoint: Endpoint, handler: Handler, limits: Limits, metrics: Reques
                 content = _encode(messages.HealthAnswer(problem.detail))
         observed.hit, observed.reason = headers.get(HIT_HEADER, ""), headers.get(REASON_HEADER, "")
         seconds = time.monotonic() - started
-        metrics.count(endpoint.name, status, seconds, observed.hit, observed.reason)
+        self._metrics.count(endpoint.name, status, seconds, observed.hit, observed.reason)
         if not endpoint.open:  # probes are no requests
             observer().end(observed, endpoint.name, status, seconds)
         headers[ID_HEADER] = observed.request_id
         if observed.stages:
             headers[TIMING_HEADER] = observed.stages
-        return Response(
-            content,
-            status,
-            headers=headers,
-            media_type=media if status == endpoint.status else "application/json",
-        )
+        sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        media = self._media if status == endpoint.status else JSON.encode()
+        await send_answer(send, status, [*sent, (b"content-type", media)], content)
 
-    return Route(endpoint.path.replace("}", ":anything}"), serve, methods=[endpoint.method])
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        started: float,
+        headers: dict[str, str],
+        observed: ObservedRequest,
+    ) -> bytes:
+        """Return what the handler answers; it adds to `headers`."""
+        endpoint, limits = self._endpoint, self._limits
+        deadline = (
+            read_deadline(scope, limits, started)
+            if endpoint.timed
+            else started + limits.max_deadline_ms / 1000
+        )
+        query = _read_query(endpoint, scope)
+        body = await read_body(scope, receive, limits)
+        if self._decode is not None and not body:
+            raise BadRequest(no_body(endpoint))
+        message: Any = self._decode(body) if self._decode is not None else None
+        tenant = scope.get(CALLER, NOBODY).tenant
+        path = dict(scope.get("path_params", {}))
+        if hasattr(message, "user"):
+            message.user = inner_user(tenant, message.user)
+        if "user" in path:
+            path["user"] = inner_user(tenant, path["user"])
+        end = deadline - started + asyncio.get_running_loop().time()
+        context = RequestContext(deadline, path, query, headers, tenant)
+        with recorded_stages() as stages:
+            try:
+                async with GoneClient(receive), asyncio.timeout_at(end):
+                    answer = await self._handler(message, context)
+            finally:
+                observed.note_stages(stages.found)
+        return answer if isinstance(answer, bytes) else _encode(answer)
+
+
+class _Endpoints:
+    """The endpoints of a role. One whose path has no parameter is called without a routing."""
+
+    def __init__(self, routes: Sequence[Route], role_app: ASGIApp) -> None:
+        self._routed = role_app
+        self._direct: dict[tuple[str, str], ASGIApp] = {
+            (method, route.path): route.app
+            for route in routes
+            for method in route.methods or ()
+            if not route.param_convertors
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._direct.get((scope["method"], scope["path"]), self._routed)
+        await app(scope, receive, send)
 
 
 class _AnyText(Convertor[str]):

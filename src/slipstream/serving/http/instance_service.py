@@ -151,13 +151,17 @@ class InstanceService:
             split = history.total
             if ticket is not None and history.first < ticket.end < history.total:
                 split = ticket.end
-            older, recent = history.part(history.first, split), history.part(split, history.total)
-            if request.recent is not None:
+            older, recent = history.part(history.first, split), None
+            if split < history.total or request.recent is not None:
+                recent = history.part(split, history.total)
+            if recent is not None and request.recent is not None:
                 sent = read_history(request.recent, request.features, instance.timed)
                 recent = append_recent(recent, sent)
-            behaviours = len(older) + len(recent)
-            older, recent = drop_unknown(instance, older), drop_unknown(instance, recent)
-            items, unknown = _split_known(instance, request.candidates)
+            behaviours = len(older) + (0 if recent is None else len(recent))
+            older = drop_unknown(instance, older)
+            recent = None if recent is None else drop_unknown(instance, recent)
+            known = len(older) + (0 if recent is None else len(recent))
+            rows, items, unknown = _split_known(instance, request.candidates)
             answer = m.RankAnswer(
                 {task: [] for task in instance.tasks},
                 instance.version,
@@ -167,7 +171,7 @@ class InstanceService:
                 behaviours=behaviours,
                 items=items,
                 unknown=unknown,
-                skipped=behaviours - len(older) - len(recent),
+                skipped=behaviours - known,
             )
             answer.titles, answer.shown = _about(instance, request, items)
             if items:
@@ -176,26 +180,27 @@ class InstanceService:
                         request.user,
                         older,
                         items,
-                        recent=recent if len(recent) else None,
+                        recent=recent or None,
                         deadline=context.deadline,
                         allow_truncate=request.allow_truncate,
                         request_time=request.request_time,
                         context=request.context,
+                        rows=rows,
                     )
                 answer.scores = {task: scores.tolist() for task, scores in result.scores.items()}
                 answer.hit, answer.truncated = result.hit, result.truncated
                 context.headers[HIT_HEADER] = result.hit
                 if not result.kept:
                     context.headers[UNKEPT_HEADER] = "1"
-                self.shadow.offer(
-                    request.user,
-                    instance.version,
-                    older.then(recent),
-                    items,
-                    answer.scores,
-                    request_time=request.request_time,
-                    context=request.context,
-                )
+                if self.shadow.wants(request.user, instance.version):
+                    self.shadow.offer(
+                        request.user,
+                        older if recent is None else older.then(recent),
+                        items,
+                        answer.scores,
+                        request_time=request.request_time,
+                        context=request.context,
+                    )
             return answer
 
     async def recommend(
@@ -265,10 +270,13 @@ def _retrieval(report: RetrievalReport | None) -> m.RetrievalAnswer | None:
 
 def _split_known(
     instance: "Instance", items: list[m.Identity]
-) -> tuple[list[m.Identity], list[m.Identity]]:
-    """Return the items the catalogue holds, as it writes them, and those it lacks, as sent."""
+) -> tuple[np.ndarray, list[m.Identity], list[m.Identity]]:
+    """Return the rows of known items, their ids in the catalogue's words, the others as sent."""
     rows = instance.items.find(items)
-    return instance.items.originals(rows[rows >= 0]), _places(items, rows < 0)
+    known = rows >= 0
+    if known.all():
+        return rows, instance.items.originals(rows), []
+    return rows[known], instance.items.originals(rows[known]), _places(items, ~known)
 
 
 def _places(items: list[m.Identity], chosen: np.ndarray) -> list[m.Identity]:

@@ -89,6 +89,8 @@ def refuse_long(history: History, max_len: int, allow_truncate: bool) -> None:
 
 def select_actions(stored: History, names: Sequence[str]) -> History:
     """Return a stored history with these actions only; one that was never stored counts as 0."""
+    if stored.actions.keys() == set(names):
+        return stored
     absent = np.zeros(len(stored), dtype=np.float32)
     return replace(stored, actions={name: stored.actions.get(name, absent) for name in names})
 

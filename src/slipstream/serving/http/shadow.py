@@ -40,27 +40,28 @@ class ShadowScoring:
         counts = {name: float(count) for name, count in self.counts.items()}
         return counts | {"shadow_difference_sum": self.difference}
 
+    def wants(self, user: str, version: str) -> bool:
+        """Return whether the candidate scores what `version` has answered this user."""
+        record = self._life.record
+        return version == record.stable and record.shadows(user)
+
     def offer(
         self,
         user: str,
-        version: str,
         history: History,
         items: Sequence[Any],
         scores: Mapping[str, Sequence[float]],
         **asked: Any,
     ) -> None:
-        """Let the candidate score a ranking that `version` has answered, if its turn has come.
+        """Let the candidate score a ranking that it `wants`, unless too many are under way.
 
         `asked` are the time and the context of the request.
         """
-        record = self._life.record
-        if version != record.stable or not items or not record.shadows(user):
-            return
         if len(self._running) >= MAX_AT_ONCE:
             self.counts["shadow_skipped"] += 1
             return
         task = asyncio.create_task(
-            self._compare(str(record.candidate), user, history, items, scores, asked)
+            self._compare(str(self._life.record.candidate), user, history, items, scores, asked)
         )
         self._running.add(task)
         task.add_done_callback(self._running.discard)

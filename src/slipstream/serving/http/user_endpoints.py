@@ -146,7 +146,7 @@ class UserEndpoints:
         else:
             self._tell_length(context, stored.total)
         history = select_actions(stored, instance.actions)
-        return replace(history, user_features=request.features)
+        return replace(history, user_features=request.features) if request.features else history
 
 
 def window_of(instance: "Instance", history: History, extra: int = 0) -> History:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from slipstream.bundle import Bundle
@@ -34,7 +35,7 @@ from slipstream.serving.engine.engine import Engine
 from slipstream.serving.engine.items import ItemIds
 from slipstream.serving.engine.passes import CANDIDATE_TILE
 from slipstream.serving.engine.prefix import CachedTokens, PrefixKey
-from slipstream.serving.engine.rank_query import RankQuery
+from slipstream.serving.engine.rank_query import NO_ROWS, RankQuery
 from slipstream.serving.engine.serving_rules import ServingRules
 from slipstream.serving.instance.cascade import Cascade
 from slipstream.serving.instance.cost_model import CostModel
@@ -236,13 +237,15 @@ class Instance:
         allow_truncate: bool = False,
         request_time: int | None = None,
         context: Mapping[str, str | None] | None = None,
+        rows: np.ndarray | None = None,
     ) -> RankResult:
         """Score the candidates after history and `recent`, exactly, from the best prefix there is.
 
-        `deadline` is a moment of the instance's clock, `context` the labels of the request.
+        `deadline` is a moment of the instance's clock, `context` the labels of the request, `rows`
+        the candidates' rows where they were looked up before.
         """
         self.check_candidates(len(candidates))
-        rows_C = self.engine.items.rows(candidates)
+        rows_C = self.engine.items.rows(candidates) if rows is None else torch.from_numpy(rows)
         ready = await self.prepare(
             user,
             history,
@@ -309,8 +312,9 @@ class Instance:
         cold: ColdItems | None = None,
     ) -> RankResult:
         """Score rows of the catalogue, and of `cold` items, after a prepared history."""
-        query = self.query(ready, request_time, context)
-        query = replace(query, candidates_C=rows_C, cold=cold)
+        query = self.query(ready, request_time, context, rows_C)
+        if cold is not None:
+            query = replace(query, cold=cold)
         seconds = self.estimates.score_seconds(query)
         work: dict[str, Any] = {
             "request": query,
@@ -341,13 +345,14 @@ class Instance:
         ready: ReadyHistory,
         request_time: int | None,
         context: Mapping[str, str | None] | None,
+        rows_C: torch.Tensor = NO_ROWS,
     ) -> RankQuery:
-        """Return the query of a prepared history without candidates."""
+        """Return the query of a prepared history and of the rows of its candidates."""
         if isinstance(ready.held, Lease) and ready.held.slot.pinned_until is None:
             self._consume(ready.held.slot.key)
         prefix = None if ready.held is None else ready.held.prefix
         try:
-            query = self.engine.make_query(prefix, ready.new, [], request_time, context)
+            query = self.engine.query_of_rows(prefix, ready.new, rows_C, request_time, context)
         except BaseException as error:
             self.release(ready, error)
             raise

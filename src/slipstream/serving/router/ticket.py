@@ -50,7 +50,8 @@ class TicketSigner:
     def __init__(self, secret: bytes, lifetime: float = 60.0, clock: Clock = SYSTEM_CLOCK) -> None:
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"a ticket secret has at least {MIN_SECRET_BYTES} bytes")
-        self._secret, self._lifetime, self._clock = secret, lifetime, clock
+        self._lifetime, self._clock = lifetime, clock
+        self._keyed = hmac.new(secret, digestmod="sha256")  # copied: the secret is read in once
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Ticket)
 
     def issue(
@@ -103,4 +104,6 @@ class TicketSigner:
     def _mac(self, record: bytes, user: str) -> bytes:
         name = user.encode("utf-8", "surrogatepass")
         signed = len(record).to_bytes(4, "big") + record + name
-        return hmac.digest(self._secret, signed, "sha256")[:MAC_BYTES]
+        mac = self._keyed.copy()
+        mac.update(signed)
+        return mac.digest()[:MAC_BYTES]
