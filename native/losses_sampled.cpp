@@ -73,7 +73,7 @@ void products(const Sampled& in, const float* hidden, const int64_t* negatives, 
 #pragma GCC unroll 16
         for (int k = 0; k < kLanes; ++k) {
             const float* row = in.table + negatives[j + k < count ? j + k : count - 1] * stride;
-            if (in.prefetch && j + kAhead + k < count) prefetch_row(in.table + negatives[j + kAhead + k] * stride, stride);
+            if (in.prefetch && j + kAhead + k < count) prefetch_row(in.table + negatives[j + kAhead + k] * stride, kVectors > 0 ? kVectors * kLanes : stride);
 #pragma GCC unroll 8
             for (int64_t v = 0; v < vectors; ++v) total[k] += load(row + in.at(v)) * (kVectors > 0 ? kept[v] : token(v));
         }
