@@ -65,7 +65,9 @@ constexpr int64_t kAhead = 8;  // rows fetched before they are read
 template <int kVectors>
 void products(const Sampled& in, const float* hidden, const int64_t* negatives, float* out) {
     const int64_t count = in.negatives_per_token, vectors = kVectors > 0 ? kVectors : in.vectors(), stride = in.stride;
-    const auto token = [&](int64_t v) { return v * kLanes < in.tail.whole ? load(hidden + v * kLanes) : masked(load(hidden + in.tail.at), in.tail); };
+    const auto token = [&](int64_t v) {
+        return v * kLanes < in.tail.whole ? load(hidden + v * kLanes) : masked(load(hidden + in.tail.at), in.tail);
+    };
     Floats kept[kVectors > 0 ? kVectors : 1];
     for (int v = 0; v < kVectors; ++v) kept[v] = token(v);
     for (int64_t j = 0; j < count; j += kLanes) {
@@ -73,7 +75,8 @@ void products(const Sampled& in, const float* hidden, const int64_t* negatives, 
 #pragma GCC unroll 16
         for (int k = 0; k < kLanes; ++k) {
             const float* row = in.table + negatives[j + k < count ? j + k : count - 1] * stride;
-            if (in.prefetch && j + kAhead + k < count) prefetch_row(in.table + negatives[j + kAhead + k] * stride, kVectors > 0 ? kVectors * kLanes : stride);
+            if (in.prefetch && j + kAhead + k < count)
+                prefetch_row(in.table + negatives[j + kAhead + k] * stride, kVectors > 0 ? kVectors * kLanes : stride);
 #pragma GCC unroll 8
             for (int64_t v = 0; v < vectors; ++v) total[k] += load(row + in.at(v)) * (kVectors > 0 ? kept[v] : token(v));
         }
