@@ -85,6 +85,15 @@ def test_a_loss_that_weighs_tokens_alike_has_the_reference_gradients(tokens, num
 
 
 @needs_native
+@pytest.mark.parametrize("width", [0, 8])
+def test_no_token_and_no_item_give_no_loss(width):
+    hidden_TD, rows_ND = torch.ones(0, width), torch.ones(0, width)
+    nothing_T = torch.zeros(0, dtype=torch.int64)
+    loss_T = losses.full_softmax_loss(hidden_TD, rows_ND, nothing_T, backend="native")
+    assert loss_T.shape == (0,)
+
+
+@needs_native
 def test_the_whole_catalogue_gives_the_same_loss_with_and_without_gradients():
     case = LossCase(40, 301, 50, 1, seed=1)
     with torch.no_grad():
