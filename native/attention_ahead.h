@@ -18,7 +18,7 @@ class Ahead {
         calls_ = std::max<int64_t>(1, calls);
     }
     void add(const float* from, int64_t floats) {
-        if (!from || floats <= 0) return;
+        if (!from || floats <= 0 || count_ == RANGES) return;
         const char* begin = reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t{LINE - 1});
         const char* end = reinterpret_cast<const char*>(from + floats);
         ranges_[count_++] = {begin, end};

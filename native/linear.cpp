@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "aligned_block.h"
+#include "attention_ahead.h"
 #include "kernels.h"
 #include "tall_panels.h"
 #include "threads.h"
@@ -37,29 +38,61 @@ int64_t total_of(const int64_t* widths, int64_t parts) {
     return total;
 }
 
+// The first `count` values of two vectors.
+void keep(const vf (&x)[2], int64_t count, float* to) {
+    if (count >= W2) {
+        store(to, x[0]), store(to + W, x[1]);
+        return;
+    }
+    store_first(to, x[0], std::min<int64_t>(W, count));
+    if (count > W) store_first(to + W, x[1], count - W);
+}
+
 // ---- forward ------------------------------------------------------------------------------------
 
-// One row of x W^T: adds the bias, keeps it in z, and writes f of it to the parts.
-void finish_row(const Linear& f, float* row, int64_t t, float* z, const int64_t* out) {
-    if (f.bias)
-        for (int64_t d = 0; d < f.width; ++d) row[d] += f.bias[d];
-    if (z) std::memcpy(z + t * f.width, row, sizeof(float) * f.width);
-    if (f.silu)
-        for (int64_t d = 0; d < f.width; d += W) store(row + d, load(row + d) * sigmoid(load(row + d)));
-    for (int64_t part = 0; part < f.parts; row += f.widths[part++])
-        std::memcpy(reinterpret_cast<float*>(out[part]) + t * f.widths[part], row, sizeof(float) * f.widths[part]);
+// Rows of x W^T, of which `bias` is null or padded like them: adds the bias, keeps the sums in z,
+// and writes f of them to the parts.
+void finish_rows(const Linear& f, const float* bias, float* row, int64_t first, int64_t count, float* z, const int64_t* out) {
+    const int64_t columns = f.padded_width();
+    for (int64_t t = first; t < first + count; ++t, row += columns) {
+        for (int64_t d = 0; (bias || z || f.silu) && d < f.width; d += W2) {
+            constexpr int N = 2;
+            vf x[N], s[N];
+            SLIPSTREAM_EACH x[i] = bias ? load(row + d + i * W) + load(bias + d + i * W) : load(row + d + i * W);
+            if (z) keep(x, f.width - d, z + t * f.width + d);
+            if (f.silu) sigmoid(x, s);
+            SLIPSTREAM_EACH store(row + d + i * W, f.silu ? x[i] * s[i] : x[i]);
+        }
+        const float* from = row;
+        for (int64_t part = 0; part < f.parts; from += f.widths[part++])
+            copy_row(from, f.widths[part], reinterpret_cast<float*>(out[part]) + t * f.widths[part]);
+    }
+}
+
+// What the rows from `first` on read and write, on its way while those before them are computed.
+void fetch_rows(const Linear& f, int64_t first, int64_t count, const float* z, const int64_t* parts, Ahead& ahead) {
+    if (count <= 0) return;
+    ahead.add(f.x + first * f.depth, count * f.depth);
+    if (z) ahead.add(z + first * f.width, count * f.width);
+    for (int64_t part = 0; part < f.parts; ++part)
+        ahead.add(reinterpret_cast<const float*>(parts[part]) + first * f.widths[part], count * f.widths[part]);
 }
 
 void forward(const Linear& f, float* z, const int64_t* out) {
     const int64_t columns = f.padded_width();
-    const Block packed(columns * f.depth), sums(f.team() * TALL * columns);
+    const Block packed(columns * f.depth), sums(f.team() * TALL * columns), bias(columns);
     pack_transposed(f.weight, f.depth, f.width, f.depth, packed);
+    if (f.bias) pack_rows(f.bias, f.width, 1, f.width, 1.0f, bias, columns);
 #pragma omp parallel for num_threads(f.team()) schedule(static)
     for (int64_t first = 0; first < f.tokens; first += TALL) {
         float* rows = sums + omp_get_thread_num() * TALL * columns;
         const int64_t count = std::min<int64_t>(TALL, f.tokens - first);
+        Ahead ahead;
+        ahead.start(1);
+        fetch_rows(f, first + count, std::min<int64_t>(TALL, f.tokens - first - count), z, out, ahead);
+        ahead.rest();
         multiply_tall<false, true>(count, columns, f.depth, f.x + first * f.depth, f.depth, packed, W2, W2 * f.depth, rows, columns);
-        for (int64_t t = 0; t < count; ++t) finish_row(f, rows + t * columns, first + t, z, out);
+        finish_rows(f, f.bias ? static_cast<float*>(bias) : nullptr, rows, first, count, z, out);
     }
 }
 
@@ -89,15 +122,14 @@ class Worker {
         std::memset(bias_sums, 0, sizeof(float) * columns);
     }
 
-    void run(int64_t first, int64_t count) const {
+    // `next` tokens follow these.
+    void run(int64_t first, int64_t count, int64_t next) {
         for (int64_t t = 0; t < count; ++t) fill_dz(first + t, dz + t * columns);
+        ahead.start((g.x ? BLOCK / TALL : 0) + (g.weight ? f.width / TALL : 0));
+        fetch_rows(f, first + count, next, f.silu ? g.z : nullptr, g.grad, ahead);
         if (g.x) token_gradients(first, count);
-        if (g.weight) {
-            pack_rows(f.x + first * f.depth, f.depth, count, f.depth, 1.0f, x, padded);
-            for (int64_t row = 0; row < f.width; row += TALL)
-                multiply_tall<true, false>(std::min<int64_t>(TALL, f.width - row), padded, count, dz + row, columns, x, padded, W2,
-                                           weight_sums + row * padded, padded);
-        }
+        if (g.weight) weight_gradients(first, count);
+        ahead.rest();
         if (g.bias)
             for (int64_t t = 0; t < count; ++t)
                 for (int64_t d = 0; d < columns; d += W) store(bias_sums + d, load(bias_sums + d) + load(dz + t * columns + d));
@@ -110,16 +142,14 @@ class Worker {
     void fill_dz(int64_t t, float* row) const {
         float* at = row;
         for (int64_t part = 0; part < f.parts; at += f.widths[part++])
-            std::memcpy(at, reinterpret_cast<const float*>(g.grad[part]) + t * f.widths[part], sizeof(float) * f.widths[part]);
+            copy_row(reinterpret_cast<const float*>(g.grad[part]) + t * f.widths[part], f.widths[part], at);
         for (; at < row + columns; ++at) *at = 0.0f;
         if (!f.silu) return;
         const float* z = g.z + t * f.width;
-        int64_t d = 0;
-        for (; d + W <= f.width; d += W) store(row + d, load(row + d) * slope(load(z + d)));
-        if (d == f.width) return;
-        float last[W] = {};
-        std::memcpy(last, z + d, sizeof(float) * (f.width - d));
-        store(row + d, load(row + d) * slope(load(last)));
+        for (int64_t d = 0; d < f.width; d += W) {
+            const vf x = d + W <= f.width ? load(z + d) : load_first(z + d, f.width - d);
+            store(row + d, load(row + d) * slope(x));
+        }
     }
 
     static vf slope(vf z) {
@@ -127,11 +157,24 @@ class Worker {
         return s * (1.0f + z * (1.0f - s));
     }
 
-    void token_gradients(int64_t first, int64_t count) const {
+    void token_gradients(int64_t first, int64_t count) {
         for (int64_t t = 0; t < count; t += TALL) {
+            ahead.some();
             const int64_t rows = std::min<int64_t>(TALL, count - t);
             multiply_tall<false, true>(rows, padded, f.width, dz + t * columns, columns, wide_weight, padded, W2, dx, padded);
-            for (int64_t r = 0; r < rows; ++r) std::memcpy(g.x + (first + t + r) * f.depth, dx + r * padded, sizeof(float) * f.depth);
+            for (int64_t r = 0; r < rows; ++r) copy_row(dx + r * padded, f.depth, g.x + (first + t + r) * f.depth);
+        }
+    }
+
+    void weight_gradients(int64_t first, int64_t count) {
+        for (int64_t t = 0; t < count; ++t) {
+            copy_row(f.x + (first + t) * f.depth, f.depth, x + t * padded);
+            for (int64_t d = f.depth; d < padded; ++d) x[t * padded + d] = 0.0f;
+        }
+        for (int64_t row = 0; row < f.width; row += TALL) {
+            ahead.some();
+            multiply_tall<true, false>(std::min<int64_t>(TALL, f.width - row), padded, count, dz + row, columns, x, padded, W2,
+                                       weight_sums + row * padded, padded);
         }
     }
 
@@ -140,6 +183,7 @@ class Worker {
     const int64_t columns, padded;
     const float* wide_weight;
     const Block dz, x, dx, weight_sums, bias_sums;
+    Ahead ahead;
 };
 
 void backward(const Linear& f, const Gradients& g) {
@@ -151,7 +195,8 @@ void backward(const Linear& f, const Gradients& g) {
 #pragma omp parallel for num_threads(team) schedule(static, 1)
     for (int i = 0; i < team; ++i) {
         const int64_t blocks = (f.tokens + BLOCK - 1) / BLOCK, end = std::min(blocks * (i + 1) / team * BLOCK, f.tokens);
-        for (int64_t first = blocks * i / team * BLOCK; first < end; first += BLOCK) workers[i]->run(first, std::min(BLOCK, end - first));
+        for (int64_t first = blocks * i / team * BLOCK; first < end; first += BLOCK)
+            workers[i]->run(first, std::min(BLOCK, end - first), std::min(BLOCK, end - first - BLOCK));
     }
     for (int64_t row = 0; row < f.width; ++row)
         for (const auto& worker : workers) {

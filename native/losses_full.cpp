@@ -58,7 +58,7 @@ class Tiles {
         : f(call),
           all(catalogue),
           shared(shared),
-          most_tokens(std::max<int64_t>(TALL, std::min(MOST_TOKENS, TILE_VALUES / catalogue.columns / TALL * TALL))),
+          most_tokens(std::max<int64_t>(TALL, std::min(MOST_TOKENS, TILE_VALUES / std::max<int64_t>(1, catalogue.columns) / TALL * TALL))),
           logits(most_tokens * catalogue.columns),
           scaled(most_tokens * call.width),
           weighted(most_tokens * catalogue.padded),

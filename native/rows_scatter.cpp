@@ -33,7 +33,7 @@ void add_token(float* own, int64_t stride, const float* source, const int64_t* i
     Floats kept[kCount > 0 ? kCount : 1];
     for (int k = 0; k < kCount; ++k) kept[k] = load(source + k * kLanes);
     for (int64_t e = 0; e < entries; ++e) {
-        if (e + kAhead < ahead) prefetch_row(own + index[e + kAhead] * stride, stride);
+        if (e + kAhead < ahead) prefetch_row(own + index[e + kAhead] * stride, kCount > 0 ? kCount * kLanes : stride);
         float* row = own + index[e] * stride;
         const Floats w = splat(weights == nullptr ? 1.0f : weights[e]);
         for (int64_t k = 0; k < vectors; ++k)

@@ -18,6 +18,31 @@ inline vf load(const float* p) { return *reinterpret_cast<const vf_any*>(p); }
 inline void store(float* p, vf v) { *reinterpret_cast<vf_any*>(p) = v; }
 inline vf splat(float x) { return x - vf{}; }
 
+// The first `count` values of a vector, 1 to W; loading puts zeros behind them.
+inline vf load_first(const float* p, int64_t count) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+#else
+    float room[W] = {};
+    std::memcpy(room, p, sizeof(float) * count);
+    return load(room);
+#endif
+}
+inline void store_first(float* p, vf v, int64_t count) {
+#if defined(__AVX512F__)
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), (__m512)v);
+#else
+    std::memcpy(p, &v, sizeof(float) * count);
+#endif
+}
+
+// A short row, without the calls that its copies would cost.
+inline void copy_row(const float* from, int64_t width, float* to) {
+    int64_t d = 0;
+    for (; d + W <= width; d += W) store(to + d, load(from + d));
+    if (d < width) store_first(to + d, load_first(from + d, width - d), width - d);
+}
+
 inline vf clamp(vf x, float low, float high) {
 #if defined(__AVX512F__)
     return (vf)_mm512_min_ps(_mm512_max_ps((__m512)x, _mm512_set1_ps(low)), _mm512_set1_ps(high));

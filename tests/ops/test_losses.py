@@ -35,6 +35,30 @@ def test_sampled_softmax_native_equals_reference_through_buckets(monkeypatch):
 
 
 @needs_native
+@pytest.mark.parametrize(("num_rows", "width"), [(211, 50), (211, 33), (211, 131), (9001, 50)])
+def test_a_token_has_the_same_bits_among_many_as_alone(num_rows, width):
+    """Many tokens read copies of the rows, a few read them where they lie; of many rows all do."""
+    case = LossCase(120, num_rows, width, 37, seed=8)
+
+    def loss_and_gradient(tokens):
+        hidden_TD = case.hidden_TD[tokens].requires_grad_()
+        loss_T = losses.sampled_softmax_loss(
+            hidden_TD,
+            case.rows_UD,
+            case.targets_T[tokens],
+            case.negatives_TR[tokens],
+            temperature=0.2,
+            backend="native",
+        )
+        return loss_T.detach(), torch.autograd.grad(loss_T.sum(), hidden_TD)[0]
+
+    together = loss_and_gradient(slice(None))
+    apart = zip(*(loss_and_gradient(slice(t, t + 1)) for t in range(120)), strict=True)
+    for joined, single in zip(together, apart, strict=True):
+        assert torch.equal(joined, torch.cat(single))
+
+
+@needs_native
 @settings(max_examples=40, deadline=None)
 @given(case=CASES, corrected=st.booleans())
 def test_shared_softmax_native_equals_reference(case, corrected):
@@ -58,6 +82,15 @@ def test_a_loss_that_weighs_tokens_alike_has_the_reference_gradients(tokens, num
     case = LossCase(tokens, num_rows, width, 1, seed=6)
     full = case.full(0.3)
     assert_parity(lambda *x, backend: full(*x, backend=backend).sum(), case.hidden_TD, case.rows_UD)
+
+
+@needs_native
+@pytest.mark.parametrize("width", [0, 8])
+def test_no_token_and_no_item_give_no_loss(width):
+    hidden_TD, rows_ND = torch.ones(0, width), torch.ones(0, width)
+    nothing_T = torch.zeros(0, dtype=torch.int64)
+    loss_T = losses.full_softmax_loss(hidden_TD, rows_ND, nothing_T, backend="native")
+    assert loss_T.shape == (0,)
 
 
 @needs_native
