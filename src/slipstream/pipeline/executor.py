@@ -106,11 +106,11 @@ class Executor:
             raise self._ledger.error
 
     @contextmanager
-    def pause(self, lane: Lane) -> Iterator[None]:
-        """Hold all threads of a lane back between two of their tasks."""
+    def pause(self, *lanes: Lane) -> Iterator[None]:
+        """Hold all threads of these lanes back between two of their tasks."""
         with ExitStack() as held:
-            for (of_lane, _, _), lock in self._busy.items():
-                if of_lane == lane:
+            for (lane, _, _), lock in self._busy.items():
+                if lane in lanes:
                     held.enter_context(lock)
             yield
 
