@@ -275,7 +275,7 @@ class Pipeline:
         if not takes_place:
             self._executor.end(step)
             return
-        now.routes = [self.groups.keys.route(each.keys) for each in now.micros]
+        now.routes = self.groups.keys.route_parts([each.keys for each in now.micros])
         if self.groups.replicas > 1:
             now.place_own()
             now.keys = self.groups.union(now.own)
