@@ -9,6 +9,22 @@ namespace {
 
 constexpr int64_t kStages = 40, kCold = 8;  // the last stages accept improvements only
 
+// Sets of keys as bits, one row of words per sample or part.
+struct KeySets {
+    int64_t words = 0;
+    std::vector<uint64_t> bits;
+
+    void make(int64_t rows, int64_t of_words) { words = of_words, bits.assign(rows * words, 0); }
+    const uint64_t* row(int64_t r) const { return bits.data() + r * words; }
+    void put(int64_t r, int64_t key, bool in) {
+        uint64_t& word = bits[r * words + (key >> 6)];
+        const uint64_t bit = 1ull << (key & 63);
+        word = in ? word | bit : word & ~bit;
+    }
+};
+
+inline int64_t bits_of(uint64_t word) { return __builtin_popcountll(word); }
+
 struct Division {
     int64_t samples, parts;
     std::vector<int64_t> begins;   // [samples + 1] into columns
@@ -17,6 +33,9 @@ struct Division {
     std::vector<int64_t> lengths, tokens;
     int64_t* part_of;
     uint64_t random = 0x5bd1e9955bd1e995ull;
+    // Where samples have many of the keys, sets of 64 keys a word take fewer visits than lists.
+    bool dense = false;
+    KeySets keys_of, absent, single;  // of a sample; those no sample, and one sample, of a part has
 
     uint64_t draw() {  // splitmix64
         uint64_t z = (random += 0x9e3779b97f4a7c15ull);
@@ -30,9 +49,33 @@ struct Division {
     // How many more keys there are if the sample goes from its part to another.
     int64_t change(int64_t sample, int64_t from, int64_t to) const {
         int64_t more = 0;
+        if (dense) {
+            const uint64_t *own = keys_of.row(sample), *none = absent.row(to), *last = single.row(from);
+            for (int64_t w = 0; w < keys_of.words; ++w) more += bits_of(own[w] & none[w]) - bits_of(own[w] & last[w]);
+            return more;
+        }
         for (int64_t i = begins[sample]; i < begins[sample + 1]; ++i) {
             const int32_t* row = counts.data() + int64_t(columns[i]) * parts;
             more += (row[to] == 0) - (row[from] == 1);
+        }
+        return more;
+    }
+
+    // How many more there are if sample `two` comes from `to` in return, once `one` has gone there:
+    // of a key of both, one is then in `to`, and `from` lacks it if only `one` had it there.
+    int64_t change_in_return(int64_t one, int64_t two, int64_t from, int64_t to) {
+        if (!dense) {
+            assign(one, from, to);
+            const int64_t more = change(two, to, from);
+            assign(one, to, from);
+            return more;
+        }
+        const uint64_t *first = keys_of.row(one), *second = keys_of.row(two);
+        const uint64_t *none = absent.row(from), *last = single.row(from), *only = single.row(to);
+        int64_t more = 0;
+        for (int64_t w = 0; w < keys_of.words; ++w) {
+            const uint64_t both = second[w] & first[w], alone = second[w] & ~first[w];
+            more += bits_of((alone & none[w]) | (both & last[w])) - bits_of(alone & only[w]);
         }
         return more;
     }
@@ -41,9 +84,27 @@ struct Division {
         for (int64_t i = begins[sample]; i < begins[sample + 1]; ++i) {
             int32_t* row = counts.data() + int64_t(columns[i]) * parts;
             --row[from], ++row[to];
+            if (dense) note(columns[i], from, row[from]), note(columns[i], to, row[to]);
         }
         tokens[from] -= lengths[sample], tokens[to] += lengths[sample];
         part_of[sample] = to;
+    }
+
+    void note(int64_t key, int64_t part, int32_t count) {
+        absent.put(part, key, count == 0);
+        single.put(part, key, count == 1);
+    }
+
+    // Makes the sets, where they are smaller than the lists.
+    void make_sets() {
+        const int64_t found = int64_t(counts.size()) / parts, words = (found + 63) / 64;
+        dense = words * samples <= int64_t(columns.size());
+        if (!dense) return;
+        keys_of.make(samples, words), absent.make(parts, words), single.make(parts, words);
+        for (int64_t sample = 0; sample < samples; ++sample)
+            for (int64_t i = begins[sample]; i < begins[sample + 1]; ++i) keys_of.put(sample, columns[i], true);
+        for (int64_t key = 0; key < found; ++key)
+            for (int64_t part = 0; part < parts; ++part) note(key, part, counts[key * parts + part]);
     }
 };
 
@@ -94,6 +155,7 @@ SLIPSTREAM_API void ss_assign_samples(const int64_t* places, const int64_t* offs
     Division division{samples, parts, {}, {}, {}, {}, std::vector<int64_t>(parts, 0), part_of};
     fill(division, places, offsets, keys);
     if (division.columns.empty() || parts < 2) return;
+    division.make_sets();
     std::vector<int64_t>& tokens = division.tokens;
     int64_t heat = 256 * 4, spent = 0, stage = 0;
     if (const int64_t wide = 16 * int64_t(division.columns.size()) / samples; wide > heat) heat = wide;
@@ -115,10 +177,9 @@ SLIPSTREAM_API void ss_assign_samples(const int64_t* places, const int64_t* offs
         const int64_t full = tokens[to] + shift, empty = tokens[from] - shift;
         if (shift > 0 ? (full > high[to] || empty < low[from]) : shift < 0 && (empty > high[from] || full < low[to])) continue;
         spent += 2 * (division.size(one) + division.size(two));
-        int64_t change = division.change(one, from, to);
+        const int64_t change = division.change(one, from, to) + division.change_in_return(one, two, from, to);
+        if (!accepts(division, change, heat)) continue;
         division.assign(one, from, to);
-        change += division.change(two, to, from);
-        if (accepts(division, change, heat)) division.assign(two, to, from);
-        else division.assign(one, to, from);
+        division.assign(two, to, from);
     }
 }

@@ -5,7 +5,7 @@ Touch this when a figure is defined in another way; benchmarks/protocols/pipelin
 
 from typing import Any
 
-from benchmarks.pipeline.rank import PLAIN
+from benchmarks.pipeline.rank import PLAIN, STAGE_CPU
 from slipstream.bench.harness import Row, median, spread
 
 CORES, EMULATED = "two cores", "emulated device"
@@ -56,12 +56,23 @@ def rows_of(
         row["utilisation"] = plain["compute_seconds"] / one["step_seconds"]
         row |= plain_figures(plain) if variant == f"{PLAIN} 1" else schedule_figures(one, plain)
         row["cpu_ms"], row["sent_mb"] = 1e3 * one["cpu_seconds"], one["sent_bytes"] / 1e6
+        spent = stage_milliseconds(one)
+        row["lanes_ms"] = sum(spent.values()) if spent else float("nan")
         row["reads"] = one.get("reads", float("nan"))
         row["max_diff"] = differences.get(f"{variant} {PLAIN}", float("nan"))
         row["diff_same_cut"] = differences.get(f"{variant} same_cut", float("nan"))
         row["samples"] = samples
         rows.append(row)
     return rows
+
+
+def stage_milliseconds(one: dict[str, float]) -> dict[str, float]:
+    """Return the processor time a step of every stage beside compute, by stage."""
+    return {
+        name.removeprefix(STAGE_CPU): 1e3 * seconds
+        for name, seconds in one.items()
+        if name.startswith(STAGE_CPU) and name not in (f"{STAGE_CPU}compute", f"{STAGE_CPU}update")
+    }
 
 
 def plain_figures(plain: dict[str, float]) -> Row:
@@ -118,6 +129,7 @@ def claims_of(
     against_plain = {name: value for name, value in differences.items() if name.endswith(PLAIN)}
     same_cut = [value for name, value in differences.items() if name.endswith("same_cut")]
     uncut = [value for name, value in against_plain.items() if name.split()[-2] == "1"]
+    by_stage = stage_milliseconds(medians(nested["samples"]))
     return {
         "nested_speedup": nested["speedup"],
         "nested_bound": nested["bound"],
@@ -144,6 +156,8 @@ def claims_of(
         "lane_cpu_ms": nested["cpu_ms"] - plain["cpu_ms"],
         "lane_cpu_ms_six_stage": row_at(TURBO, "six_stage 1")["cpu_ms"]
         - row_at(TURBO, f"{PLAIN} 1")["cpu_ms"],
+        "lanes_ms": nested["lanes_ms"],
+        **{f"lanes_ms_{stage}": spent for stage, spent in by_stage.items()},
         "plain_lookup_share": plain["lookup"],
         "plain_comm_share": plain["comm"],
         "plain_comm_share_turbo": row_at(TURBO, f"{PLAIN} 1")["comm"],

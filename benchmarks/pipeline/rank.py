@@ -34,7 +34,7 @@ from slipstream.pipeline.clustering import cluster_samples, key_inflation
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.runner import Pipeline
 from slipstream.pipeline.schedule import Schedule, make_schedule
-from slipstream.pipeline.trace import Trace, shares
+from slipstream.pipeline.trace import Trace, processor_seconds, shares
 from slipstream.tables.collection import TableCollection
 from slipstream.tables.embedding_table import first_rows
 from slipstream.tables.exchange import Exchange
@@ -50,6 +50,7 @@ from slipstream.training.scheduled import RecommenderWork
 SEED = 3
 PEER = "TorchRec's sparse-dist pipeline"
 PLAIN = "synchronous"
+STAGE_CPU = "cpu_of_"  # before a stage: seconds of its lane's thread for a step
 BEGIN = Position({}, 0, False)  # batches go round in a circle, nothing is resumed
 Trained = tuple[Recommender, torch.optim.AdamW]
 
@@ -251,7 +252,9 @@ class Rank:
             nonlocal retrieved
             intervals = self.run(schedule, trained, steps)[0].intervals()
             retrieved = sum(each.stage == "retrieve" for each in intervals)
-            return shares(intervals, warm_up - 1, steps - 1)
+            spent = processor_seconds(intervals, warm_up - 1, steps - 1)
+            found = shares(intervals, warm_up - 1, steps - 1)
+            return found | {f"{STAGE_CPU}{stage}": seconds for stage, seconds in spent.items()}
 
         one = self.counted(trained[0], steps, work)
         return one | {"reads": one["reads"] * steps / retrieved}

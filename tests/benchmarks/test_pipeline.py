@@ -92,7 +92,8 @@ def schedule_step(seconds, **figures):
     exposed = {"exposed_lookup": 0.1, "exposed_comm": 0.05, "exposed_sparse_comm": 0.01}
     busy = {"busy_table": 1.0, "busy_compute": 0.9, "compute_utilisation": 0.9}
     step = {"step_seconds": seconds, "cpu_seconds": 0.7, "sent_bytes": 2.0, "reads": 10.0}
-    return exposed | busy | step | figures
+    spent = {"cpu_of_compute": 0.25, "cpu_of_load": 0.01, "cpu_of_retrieve": 0.005}
+    return exposed | busy | step | spent | figures
 
 
 def test_a_speedup_stands_beside_the_bound_of_the_busiest_lane():
@@ -104,6 +105,7 @@ def test_a_speedup_stands_beside_the_bound_of_the_busiest_lane():
     assert nested["own_bound"] == pytest.approx(1 / 0.55)
     # Its lanes made the compute lane busy for 0.9 of the step, but only 0.25 s of that is compute.
     assert nested["utilisation"] == pytest.approx(0.25 / 0.55)
+    assert nested["lanes_ms"] == pytest.approx(15)  # of the lanes beside compute
     assert nested["compute"] == 0.9 and plain["utilisation"] == pytest.approx(0.25)
     waits = rows_of("t", CORES, {"variants": samples}, {}, tier_is_lane=False)
     assert waits[1]["bound"] == pytest.approx(4.0)  # the busiest lane computes
@@ -141,6 +143,8 @@ def test_claims_come_from_the_rows_they_name():
     assert claims["max_diff_uncut"] == claims["max_diff_same_cut"] == 0
     assert claims["nested_speedup_min"] == pytest.approx(1 / 0.9)
     assert claims["lane_cpu_ms"] == pytest.approx(200)
+    assert claims["lanes_ms"] == pytest.approx(15) and "lanes_ms_compute" not in claims
+    assert (claims["lanes_ms_load"], claims["lanes_ms_retrieve"]) == pytest.approx((10, 5))
 
 
 def test_two_ranks_report_their_steps_and_equal_weights():

@@ -13,6 +13,13 @@ def test_known_values_never_change():
     assert counter_random.derive_seed(1, 2) != counter_random.derive_seed(2, 1)
 
 
+def test_one_number_is_mixed_like_a_tensor_of_them():
+    values = [0, 1, -1, 5, 2**31, 2**63 - 1, -(2**63), 0x5BD1E9955BD1E995]
+    mixed = counter_random.mix64(torch.tensor(values)).tolist()
+    assert [counter_random.mix64_int(value) for value in values] == mixed
+    assert counter_random.mix64_int(2**64 + 5) == counter_random.mix64_int(5)
+
+
 @needs_native
 def test_the_compiled_function_is_equal_bit_for_bit():
     rows_T = torch.tensor([0, 1, 2**63 - 1, -5, 12345678901234])

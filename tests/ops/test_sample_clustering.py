@@ -64,6 +64,22 @@ def test_both_back_ends_find_the_same_division_within_the_limits(
     ).all()
 
 
+@needs_native
+@pytest.mark.parametrize("keys", [60, 400, 6000])  # from keys that all samples have to rare ones
+def test_shared_keys_as_sets_and_as_lists_give_the_same_division(keys):
+    rng, samples, parts = np.random.default_rng(keys), 40, 5
+    lengths = rng.integers(20, 60, samples)
+    places = torch.from_numpy(rng.integers(0, keys, lengths.sum()))
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    low, high = limits(torch.from_numpy(lengths), parts)
+    first = torch.arange(samples) % parts
+    native, plain = (
+        assign_samples(places, offsets, keys, first, low, high, 60_000, backend=backend)
+        for backend in ("native", "reference")
+    )
+    assert torch.equal(native, plain) and not torch.equal(native, first)
+
+
 def test_a_small_batch_gets_the_best_division():
     for seed in range(6):
         places, length = batch(40, 25, 10, seed)[0], 4

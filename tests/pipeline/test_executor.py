@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 
 import pytest
 
 from slipstream.pipeline.executor import Executor
 from slipstream.pipeline.runner import Pipeline
-from slipstream.pipeline.schedule import NESTED, SCHEDULES, After, Lane, make_schedule
+from slipstream.pipeline.schedule import NESTED, SCHEDULES, TABLES, After, Lane, make_schedule
 from tests.support.pipeline_problem import (
     OPTIMIZERS,
     Problem,
@@ -196,3 +197,25 @@ def test_interleavings_change_nothing_in_stale_schedules(name):
 def test_a_schedule_with_a_stage_that_has_no_action_is_refused():
     with pytest.raises(ValueError, match=r"stages without action: \['route'"):
         Executor(NESTED, {"load": lambda step, micro: 1})
+
+
+@pytest.mark.parametrize("name", ("nested", "dual_buffer"))
+def test_rows_are_written_back_while_the_next_are_retrieved(name):
+    written = threading.Event()
+
+    def retrieve(step, micro):
+        if step == 2 and not written.wait(20):
+            raise TimeoutError("the write-back of step 1 waits for the retrieval of step 2")
+
+    def load(step, micro):
+        if step == 4:
+            executor.end(step)
+        return 1
+
+    actions = {stage.name: lambda step, micro: None for stage in SCHEDULES[name].stages}
+    actions |= {"load": load, "retrieve": retrieve}
+    actions["write"] = lambda step, micro: written.set() if step == 1 else None
+    executor = Executor(make_schedule(name, micro_batches=1), actions)
+    assert list(executor.steps()) == [0, 1, 2, 3]
+    with executor.pause(*TABLES):  # nothing runs any more, so every lane of the tables is free
+        assert not lanes_left()

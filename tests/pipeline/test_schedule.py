@@ -42,7 +42,7 @@ def test_nested_can_be_read_aloud():
         "collect": (Lane.GRADIENTS, 0),
         "reduce": (Lane.GRADIENTS, 0),
         "update": (Lane.COMPUTE, 0),
-        "write": (Lane.TABLE, 0),
+        "write": (Lane.WRITER, 0),
     }
     assert NESTED.staleness == 0 and NESTED.micro_batches == 8 and NESTED.row_update == "update"
 

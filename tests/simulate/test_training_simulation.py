@@ -43,7 +43,8 @@ def test_one_worker_equals_the_closed_form():
 def test_a_lane_that_works_longer_than_compute_is_the_bound():
     slow = PAPER | {"phases": PHASES | {"lookup": 4000}}
     report = simulate_training(slow, "nested")
-    assert report.bound == "table" and report.step_seconds == pytest.approx(2.0, rel=0.02)
+    # Half of a lookup is the work of the keys' lane; reads and write-backs share the rest.
+    assert report.bound == "network" and report.step_seconds == pytest.approx(2.0, rel=0.02)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

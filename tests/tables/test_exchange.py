@@ -112,6 +112,46 @@ def check_rows_and_messages(rank, world):
     }
 
 
+def check_parts(rank, world):
+    """Batches routed together travel in two messages, and get the routes they get alone."""
+    every = {table.name: table for table in shared_tables(torch.float32)}
+    exchange, sent = Exchange(every, dist.group.WORLD, half_lists={"item": frozenset([1])}), []
+    parts = [batch_keys(rank, step) for step in range(3)] + [{}]
+    alone, original = [exchange.route(keys) for keys in parts], dist.all_to_all_single
+
+    def counting(*arguments, **options):
+        sent.append(arguments)
+        return original(*arguments, **options)
+
+    dist.all_to_all_single = counting
+    try:
+        together = exchange.route_parts(parts)
+    finally:
+        dist.all_to_all_single = original
+    assert len(sent) == 2 and len(together) == len(alone)
+    for one, other in zip(together, alone, strict=True):
+        assert (one.sent_WC, one.received_WC) == (other.sent_WC, other.received_WC)
+        assert one.owned.keys() == other.owned.keys() and one.requests.keys() == (
+            other.requests.keys()
+        )
+        for name, request in one.requests.items():
+            assert torch.equal(one.owned[name], other.owned[name])
+            twin = other.requests[name]
+            for mine, its in (
+                ([request.unique_U], [twin.unique_U]),
+                (request.inverses, twin.inverses),
+                (request.grouped, twin.grouped),
+                (request.places, twin.places),
+            ):
+                assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+    return sum(keys.numel() for route in together for keys in route.owned.values())
+
+
+@pytest.mark.system
+def test_batches_routed_together_get_the_routes_they_get_alone(tmp_path):
+    assert all(run_ranks(2, f"{__name__}:check_parts", tmp_path))
+
+
 @pytest.mark.system
 def test_rows_arrive_exactly_in_one_message_per_peer(tmp_path):
     answers = run_ranks(2, f"{__name__}:check_rows_and_messages", tmp_path)
@@ -142,16 +182,19 @@ def test_one_rank_sends_nothing():
     )
 
 
+@pytest.mark.parametrize("repeats", [1, 40])  # 40: many more keys than rows, so they are counted
 @pytest.mark.parametrize("num_rows", [None, 12, 10_000])
-def test_distinct_keys_are_the_same_by_counting_and_by_sorting(num_rows):
-    lists = [torch.tensor([7, 3, 7]), torch.tensor([[11, 3], [0, 7]])]
+def test_distinct_keys_are_the_same_by_counting_and_by_sorting(num_rows, repeats):
+    lists = [torch.tensor([7, 3, 7]).repeat(repeats), torch.tensor([[11, 3], [0, 7]])]
+    lists[1] = lists[1].repeat(repeats, 1)
     unique_U, places = distinct(lists, num_rows)
     assert unique_U.tolist() == [0, 3, 7, 11]
     assert [unique_U[each].tolist() for each in places] == [each.tolist() for each in lists]
 
 
-def test_a_table_whose_rows_are_all_used_needs_no_places():
-    lists = [torch.tensor([1, 0, 2, 1])]
+@pytest.mark.parametrize("repeats", [1, 40])
+def test_a_table_whose_rows_are_all_used_needs_no_places(repeats):
+    lists = [torch.tensor([1, 0, 2, 1]).repeat(repeats)]
     unique_U, places = distinct(lists, 3)
     assert unique_U.tolist() == [0, 1, 2] and places[0] is lists[0]
 

@@ -32,7 +32,10 @@ def mix64(x: torch.Tensor) -> torch.Tensor:
 
 def mix64_int(x: int) -> int:
     """`mix64` of one Python integer, as a signed 64-bit value: for deriving seeds."""
-    return int(mix64(torch.tensor(_signed(x), dtype=torch.int64)))
+    x = (x + _GOLDEN) % _SIGN
+    x = (x ^ (x >> 30)) * _M1 % _SIGN
+    x = (x ^ (x >> 27)) * _M2 % _SIGN
+    return _signed(x ^ (x >> 31))
 
 
 def derive_seed(*parts: int) -> int:

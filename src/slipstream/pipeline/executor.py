@@ -106,11 +106,11 @@ class Executor:
             raise self._ledger.error
 
     @contextmanager
-    def pause(self, lane: Lane) -> Iterator[None]:
-        """Hold all threads of a lane back between two of their tasks."""
+    def pause(self, *lanes: Lane) -> Iterator[None]:
+        """Hold all threads of these lanes back between two of their tasks."""
         with ExitStack() as held:
-            for (of_lane, _, _), lock in self._busy.items():
-                if of_lane == lane:
+            for (lane, _, _), lock in self._busy.items():
+                if lane in lanes:
                     held.enter_context(lock)
             yield
 
@@ -222,11 +222,11 @@ class Executor:
         with self._busy[stage.lane, stage.threads, task.step % stage.threads]:
             if self._ledger.stopping and not stage.drains:
                 raise _Leave
-            begin = time.perf_counter()
+            begin, spent = time.perf_counter(), time.thread_time()
             result = self.actions[stage.name](task.step, task.micro)
-            end = time.perf_counter()
+            end, cpu = time.perf_counter(), time.thread_time() - spent
         by_caller = threading.current_thread() not in self._threads
         waited_for = None if cause is None else (cause.stage, cause.step, cause.micro)
         place = (stage.lane, stage.name, task.step, task.micro)
-        self.trace.add(Interval(*place, ready, begin, end, by_caller, waited_for))
+        self.trace.add(Interval(*place, ready, begin, end, by_caller, waited_for, cpu))
         self._ledger.record(task, end, result if stage.name == self._first else None)

@@ -26,7 +26,7 @@ from slipstream.pipeline.current_rows import CurrentRows
 from slipstream.pipeline.executor import Action, Delay, Executor
 from slipstream.pipeline.lane_groups import LaneGroups
 from slipstream.pipeline.refusals import refuse_unsafe_work
-from slipstream.pipeline.schedule import Lane, Schedule, make_schedule, with_device
+from slipstream.pipeline.schedule import TABLES, Schedule, make_schedule, with_device
 from slipstream.pipeline.trace import Trace
 from slipstream.pipeline.work import MicroBatch, OnDemandRows, StepResult, Work
 from slipstream.tables.embedding_table import EmbeddingTable
@@ -144,7 +144,7 @@ class Pipeline:
         current = CurrentRows(
             self.tables[name],
             buffers,
-            lambda: self._executor.pause(Lane.TABLE),
+            lambda: self._executor.pause(*TABLES),
             lambda: self.schedule.buffers_ahead,
         )
         on_demand.connect(current)
@@ -216,7 +216,7 @@ class Pipeline:
         """Hold all lanes off the tables, which contain every update so far."""
         if self._newest >= 0:
             self._executor.settle(self._newest)
-        with self._executor.pause(Lane.TABLE):
+        with self._executor.pause(*TABLES):
             yield
 
     def stale_rows(self) -> StaleRows:
@@ -275,7 +275,7 @@ class Pipeline:
         if not takes_place:
             self._executor.end(step)
             return
-        now.routes = [self.groups.keys.route(each.keys) for each in now.micros]
+        now.routes = self.groups.keys.route_parts([each.keys for each in now.micros])
         if self.groups.replicas > 1:
             now.place_own()
             now.keys = self.groups.union(now.own)

@@ -42,13 +42,14 @@ class Lane(StrEnum):
 
     LOADER = "loader"
     NETWORK = "network"  # exchange of keys
-    TABLE = "table"  # the only lane that touches the tables, with all its threads
+    TABLE = "table"  # reads of the tables, with all its threads; stale schedules also write there
     BUFFER = "buffer"  # copies between buffers
     ROWS = "rows"  # exchange of rows
     GRADIENTS = "gradients"  # exchange of gradients
     DEVICE = "device"  # host to device
     COMPUTE = "compute"  # the caller's own thread
     HOST = "host"  # work on keys after their exchange
+    WRITER = "writer"  # write-back of exact schedules, beside the next retrieval
 
 
 KINDS = {
@@ -56,12 +57,14 @@ KINDS = {
     Lane.NETWORK: "comm",
     Lane.HOST: "lookup",
     Lane.TABLE: "lookup",
+    Lane.WRITER: "lookup",
     Lane.BUFFER: "lookup",
     Lane.ROWS: "comm",
     Lane.GRADIENTS: "comm",
     Lane.DEVICE: "input",
     Lane.COMPUTE: "compute",
 }
+TABLES = (Lane.TABLE, Lane.WRITER)  # the lanes that touch the tables
 PACE = "update"  # the stage that ends a step
 
 
@@ -152,12 +155,13 @@ DOUBLE_BUFFERED = (
     COMPUTE,
 )
 
-# Gradients reach their owners, then dense parameters and rows are updated together.
+# Gradients reach their owners, then dense parameters and rows are updated together. What is written
+# back is what no running retrieval reads: its rows are copied between buffers, so neither waits.
 UPDATE_TOGETHER = (
     Stage("collect", Lane.GRADIENTS, (After("compute", micro=0),), each=True),
     Stage("reduce", Lane.GRADIENTS, (After("compute"), After("collect"))),
     Stage("update", Lane.COMPUTE, (After("collect"), After("reduce"))),
-    Stage("write", Lane.TABLE, (After("update"),), drains=True),
+    Stage("write", Lane.WRITER, (After("update"),), drains=True),
 )
 
 # The dense part is updated first: the next step computes while rows get their gradients and update.

@@ -3,7 +3,8 @@
 `exposed_lookup` and `exposed_comm` are what the compute lane waits for retrieval and for exchanges,
 divided by the time of a step. A wait is charged to the stage it really waits for: while the awaited
 stage had itself to wait for another one, to that other one. Kept in memory up to `limit` steps (the
-newest), written as a Chrome trace that Perfetto opens. Touch this to measure or to record more.
+newest), written as a Chrome trace that Perfetto opens. `processor_seconds` is what lanes take from
+compute where they share its core. Touch this to measure or to record more.
 """
 
 import json
@@ -33,6 +34,7 @@ class Interval:
     end: float
     by_caller: bool  # in the compute lane's thread, where everything is exposed
     cause: tuple[str, int, int] | None = None
+    cpu: float = 0.0  # processor seconds of the lane's own thread
 
     @property
     def kind(self) -> str:
@@ -103,6 +105,22 @@ def shares(intervals: list[Interval], first: int = 0, last: int | None = None) -
     return found | {f"busy_{lane}": seconds / whole for lane, seconds in busy.items()}
 
 
+def processor_seconds(
+    intervals: list[Interval], first: int = 0, last: int | None = None
+) -> dict[str, float]:
+    """Return each stage's processor time for a step, of the steps after `first` through `last`.
+
+    It is that of the lanes' threads: threads which a stage starts (readers of a disk, messages
+    under way) come on top.
+    """
+    until = max((each.step for each in intervals), default=0) if last is None else last
+    found: dict[str, float] = defaultdict(float)
+    for each in intervals:
+        if first < each.step <= until:
+            found[each.stage] += each.cpu / (until - first)
+    return dict(found)
+
+
 def _charge(
     waiting: Interval,
     begin: float,
@@ -143,7 +161,7 @@ def write_trace(path: Path, intervals: list[Interval], about: dict[str, Any]) ->
             "micro": each.micro,
             "waited_us": (each.begin - each.ready) * 1e6,
         }
-        arguments["by_caller"] = each.by_caller
+        arguments["by_caller"], arguments["cpu_us"] = each.by_caller, each.cpu * 1e6
         if each.cause is not None:
             arguments["waited_for"] = list(each.cause)
         times = {"ts": (each.begin - zero) * 1e6, "dur": (each.end - each.begin) * 1e6}
@@ -168,7 +186,9 @@ def read_trace(path: Path) -> tuple[list[Interval], dict[str, Any]]:
             cause = tuple(arguments["waited_for"]) if "waited_for" in arguments else None
             ready, end = begin - arguments["waited_us"] / 1e6, begin + event["dur"] / 1e6
             place = (lanes[event["tid"]], event["name"], arguments["step"], arguments["micro"])
-            intervals.append(Interval(*place, ready, begin, end, arguments["by_caller"], cause))
+            cpu = arguments.get("cpu_us", 0.0) / 1e6  # older traces have none
+            times = (ready, begin, end)
+            intervals.append(Interval(*place, *times, arguments["by_caller"], cause, cpu))
         return intervals, content.get("otherData", {})
     except (KeyError, IndexError, TypeError) as error:
         raise SlipstreamError(

@@ -62,7 +62,8 @@ class RowCache:
     def rows(self, slots_U: torch.Tensor) -> Rows:
         """Copy the rows in these slots."""
         return Rows(
-            self.weights_CD[slots_U], {entry: value[slots_U] for entry, value in self.state.items()}
+            self.weights_CD.index_select(0, slots_U),
+            {entry: value.index_select(0, slots_U) for entry, value in self.state.items()},
         )
 
     def choose_evicted(self, needed: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from slipstream.errors import SlipstreamError
+from slipstream.ops.row_gather import gather_rows
 from slipstream.ops.rows import unique_keys
 from slipstream.tables.disk_cache import RowCache
 from slipstream.tables.disk_files import RecordFiles
@@ -175,8 +176,9 @@ class DiskTable:
         for keys, grads in zip(keys_U.split(step), grads_UD.split(step), strict=True):
             with self._lock:
                 self._snapshots.wait_for_room()
-                slots = self._cached_slots(keys)
-                self._snapshots.keep(self._numbering.numbers_of(keys), keys)
+                numbers_U = self._numbering.numbers_of(keys)
+                slots = self._cached_slots(keys, numbers_U)
+                self._snapshots.keep(numbers_U, keys)
                 order = slots.argsort()
                 self.optimizer.update_(
                     self._cache.weights_CD, self._cache.state, slots[order], grads[order], lr
@@ -191,8 +193,9 @@ class DiskTable:
             part = slice(start, start + step)
             with self._lock:
                 self._snapshots.wait_for_room()
-                self._snapshots.keep(self._numbering.numbers_of(keys_U[part]), keys_U[part])
-                slots = self._cached_slots(keys_U[part], load=False)
+                numbers_U = self._numbering.numbers_of(keys_U[part])
+                self._snapshots.keep(numbers_U, keys_U[part])
+                slots = self._cached_slots(keys_U[part], numbers_U, load=False)
                 state = {entry: rows.state[entry][part] for entry in self._cache.state}
                 self._cache.put(slots, Rows(rows.weights_UD[part], state))
                 self._cache.dirty_C[slots] = True
@@ -340,21 +343,28 @@ class DiskTable:
     def _load(self, keys_U: torch.Tensor, numbers_U: np.ndarray) -> Rows:
         """Read rows from the files; rows that were never written have their first values."""
         written_U = self._files.written(numbers_U)
-        places = np.flatnonzero(written_U)
-        order = places[np.argsort(numbers_U[places])]  # ascending on disk
-        rows = self._first_values(keys_U)
-        if len(order):
-            read = self._format.unpack(self._files.read(numbers_U[order], self.readers))
-            if self._throttle is not None:
-                self._throttle.wait(len(order))
-            target = torch.from_numpy(order)
-            rows.weights_UD[target] = read.weights_UD
-            for entry, value in rows.state.items():
-                value[target] = read.state[entry]
+        count = int(np.count_nonzero(written_U))
         with self._lock:
-            self.counters["reads"] += len(order)
-            self.counters["initialized"] += len(numbers_U) - len(order)
-        return rows
+            self.counters["reads"] += count
+            self.counters["initialized"] += len(numbers_U) - count
+        if not count:
+            return self._first_values(keys_U)
+        if count == len(numbers_U):
+            return self._read(numbers_U)
+        stored_U = torch.from_numpy(written_U)
+        return _merge(
+            stored_U, self._read(numbers_U[written_U]), self._first_values(keys_U[~stored_U])
+        )
+
+    def _read(self, numbers_U: np.ndarray) -> Rows:
+        """Read rows that are in the files, in the order of the numbers."""
+        order_U = np.argsort(numbers_U)  # ascending on disk
+        records = self._files.read(numbers_U[order_U], self.readers)
+        if self._throttle is not None:
+            self._throttle.wait(len(order_U))
+        places_U = np.empty_like(order_U)
+        places_U[order_U] = np.arange(len(order_U))
+        return self._format.unpack(gather_rows(records, torch.from_numpy(places_U)))
 
     def _first_values(self, keys_U: torch.Tensor) -> Rows:
         weights_UD = first_rows(self.seed, self.name, keys_U, self.dim, self.init_scale, self.dtype)
@@ -371,9 +381,10 @@ class DiskTable:
             state = {entry: value[absent_U] for entry, value in rows.state.items()}
             self._cache.put(slots, Rows(rows.weights_UD[absent_U], state))
 
-    def _cached_slots(self, keys_U: torch.Tensor, *, load: bool = True) -> torch.Tensor:
+    def _cached_slots(
+        self, keys_U: torch.Tensor, numbers_U: np.ndarray, *, load: bool = True
+    ) -> torch.Tensor:
         """Bring rows into the cache, to update them; without `load` new slots stay unset."""
-        numbers_U = self._numbering.numbers_of(keys_U)
         self._updated.mark(torch.from_numpy(numbers_U))
         self._cache.clock += 1
         slots_U = self._cache.find(torch.from_numpy(numbers_U))
@@ -416,10 +427,11 @@ class DiskTable:
 def _merge(hit_U: torch.Tensor, found: Rows, loaded: Rows) -> Rows:
     """Join rows found in the cache and rows loaded, in the order of the keys."""
 
+    hits, misses = hit_U.nonzero().squeeze(1), (~hit_U).nonzero().squeeze(1)
+
     def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         whole = b.new_empty(hit_U.numel(), *b.shape[1:])
-        whole[hit_U], whole[~hit_U] = a, b
-        return whole
+        return whole.index_copy_(0, hits, a).index_copy_(0, misses, b)
 
     state = {entry: joined(value, loaded.state[entry]) for entry, value in found.state.items()}
     return Rows(joined(found.weights_UD, loaded.weights_UD), state)

@@ -56,6 +56,9 @@ class KeyRequest:
     places: list[torch.Tensor] = field(default_factory=list)
 
 
+NO_KEYS = KeyRequest(torch.empty(0, dtype=torch.int64), [])
+
+
 @dataclass(frozen=True)
 class Route:
     """Where the keys of one batch were sent."""
@@ -139,32 +142,60 @@ class Exchange:
 
         Collective: all ranks of the group take part, even without keys.
         """
-        requests = {
-            name: self._distinct(self.tables[name], list(lists)) for name, lists in keys.items()
-        }
+        return self.route_parts([keys])[0]
+
+    def route_parts(self, parts: Sequence[Mapping[str, Sequence[torch.Tensor]]]) -> list[Route]:
+        """Send the keys of several batches together, in one message per peer; a route for each.
+
+        Collective: all ranks of the group take part, with as many parts.
+        """
+        requests = [
+            {name: self._distinct(self.tables[name], list(lists)) for name, lists in keys.items()}
+            for keys in parts
+        ]
         if self.communicator is None:
-            return Route({name: each.unique_U for name, each in requests.items()}, requests)
-        nothing = torch.empty(0, dtype=torch.int64)
-        grouped, sent_CW, sent_keys = [], [], []
-        for channel in self._channels:
-            mine = requests.get(channel.table, KeyRequest(nothing, []))
-            places, counts_W = self._group_by_owner(mine.unique_U, self._keys_of(mine, channel))
-            grouped.append(places)
-            sent_keys.append(mine.unique_U.index_select(0, places))
-            sent_CW.append(counts_W)
+            return [
+                Route({name: each.unique_U for name, each in one.items()}, one) for one in requests
+            ]
+        grouped, sent_keys, sent_CW = [], [], []  # part after part, each by channel
+        for mine in requests:
+            for channel in self._channels:
+                request = mine.get(channel.table, NO_KEYS)
+                places, counts_W = self._group_by_owner(
+                    request.unique_U, self._keys_of(request, channel)
+                )
+                grouped.append(places)
+                sent_keys.append(request.unique_U.index_select(0, places))
+                sent_CW.append(counts_W)
         sent_WC = (
             torch.stack(sent_CW, dim=1)
             if sent_CW
             else torch.empty(self.communicator.world, 0, dtype=torch.int64)
         )
-        received_WC = self.communicator.swap_counts(sent_WC).tolist()
-        route = Route({}, {}, sent_WC.tolist(), received_WC)
-        arrived = self._swap_keys(route, sent_keys)
+        received, sent = self.communicator.swap_counts(sent_WC).tolist(), sent_WC.tolist()
+        arrived, step = self._swap_keys(sent, received, sent_keys), len(self._channels)
+        routes = []
+        for part, mine in enumerate(requests):
+            own = slice(part * step, (part + 1) * step)
+            counts = ([row[own] for row in sent], [row[own] for row in received])
+            routes.append(self._arrived(mine, grouped[own], arrived[own], *counts))
+        return routes
+
+    def _arrived(
+        self,
+        requests: Mapping[str, KeyRequest],
+        grouped: list[torch.Tensor],
+        arrived: list[torch.Tensor],
+        sent_WC: list[list[int]],
+        received_WC: list[list[int]],
+    ) -> Route:
+        """Make the route of one batch, once the keys of all ranks have arrived."""
+        route = Route({}, {}, sent_WC, received_WC)
         for name in self.tables:
             if name in self._sharded:
                 channels = self._channels_of(name)
                 route.owned[name], places_R = unique_keys(torch.cat([arrived[c] for c in channels]))
-                mine = requests.get(name, KeyRequest(nothing, []))
+                mine = requests.get(name, NO_KEYS)
                 places_of = list(places_R.split([arrived[c].numel() for c in channels]))
                 route.requests[name] = KeyRequest(
                     mine.unique_U, mine.inverses, [grouped[c] for c in channels], places_of
@@ -259,22 +290,20 @@ class Exchange:
         order_P = owners_P.argsort(stable=True)
         return order_P if places_P is None else places_P.index_select(0, order_P), counts_W
 
-    def _swap_keys(self, route: Route, keys: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _swap_keys(
+        self, sent_WC: list[list[int]], received_WC: list[list[int]], keys: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Swap lists of keys, each sorted by owner; returns what arrived for each list."""
         assert self.communicator is not None
-        widths = [1] * len(self._channels)
-        sent = self.communicator.buffer("keys out", sum(map(sum, route.sent_WC)), torch.int64)
-        splits = [
-            keys[c].split([row[c] for row in route.sent_WC]) for c in range(len(self._channels))
-        ]
-        for w, c, part in segments(sent, route.sent_WC, widths):
+        widths = [1] * len(keys)
+        sent = self.communicator.buffer("keys out", sum(map(sum, sent_WC)), torch.int64)
+        splits = [each.split([row[c] for row in sent_WC]) for c, each in enumerate(keys)]
+        for w, c, part in segments(sent, sent_WC, widths):
             part.copy_(splits[c][w])
         received = self.communicator.swap(
-            sent,
-            [sum(row) for row in route.sent_WC],
-            [sum(row) for row in route.received_WC],
-            "keys",
+            sent, [sum(row) for row in sent_WC], [sum(row) for row in received_WC], "keys"
         )
-        return by_channel(received, route.received_WC, widths)
+        return by_channel(received, received_WC, widths)
 
     def _swap_all(
         self,
@@ -360,10 +389,12 @@ def distinct(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the sorted unique keys, and each key's place among them.
 
-    It counts, instead of sorting, where the table is not much larger than the key lists.
+    It counts where the table is much smaller than the key lists.
     """
-    if num_rows is None or num_rows > 8 * sum(keys.numel() for keys in lists):
+    if num_rows is None or 16 * num_rows > sum(keys.numel() for keys in lists):
         unique_U, inverse_T = unique_keys(torch.cat([keys.reshape(-1) for keys in lists]))
+        if unique_U.numel() == num_rows:  # many negatives, few items: keys are their own places
+            return unique_U, lists
         parts = inverse_T.split([keys.numel() for keys in lists])
         return unique_U, [part.view(keys.shape) for part, keys in zip(parts, lists, strict=True)]
     counts_N = torch.zeros(num_rows, dtype=torch.int64)
@@ -371,7 +402,7 @@ def distinct(
         counts_N += torch.bincount(keys.reshape(-1), minlength=num_rows)
     used_N = counts_N > 0
     unique_U = used_N.nonzero().squeeze(1)
-    if unique_U.numel() == num_rows:  # many negatives, few items: keys are their own places
+    if unique_U.numel() == num_rows:
         return unique_U, lists
     places_N = used_N.cumsum(0) - 1
     return unique_U, [places_N.index_select(0, keys.reshape(-1)).view(keys.shape) for keys in lists]
