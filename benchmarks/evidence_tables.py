@@ -298,6 +298,16 @@ TABLES: dict[str, EvidenceTable] = {
                 )
             ),
             *(
+                Claim(
+                    f"requests a second, {length:,} behaviours, {served}",
+                    "serving",
+                    f"slo_qps_long_{length}{ending}",
+                    ".1f",
+                )
+                for length in (2_048, 3_072)
+                for served, ending in (("relay", ""), ("in line", "_inline"))
+            ),
+            *(
                 Claim(text, "serving", name, ".0f", 100, " %", 0.8)
                 for text, name in (
                     ("in line, of its ideal queue, at worst", "baseline_vs_ideal"),

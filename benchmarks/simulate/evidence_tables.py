@@ -95,6 +95,19 @@ SIMULATE_TABLES: dict[str, EvidenceTable] = {
                 at_most=True,
                 in_parts=True,
             ),
+            Claim(
+                "the same rates, the median",
+                "simulate",
+                "reality_error_slo_median",
+                ".1f",
+                100,
+                " %",
+                in_parts=True,
+            ),
+            Claim("rates compared", "simulate", "reality_rates", ".0f", in_parts=True),
+            Claim(
+                "of these within 20 %", "simulate", "reality_rates_within_20", ".0f", in_parts=True
+            ),
         )
     ),
     "simulate-reality": RowTable(

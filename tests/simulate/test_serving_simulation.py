@@ -6,6 +6,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate import EngineSpec, simulate_serving
 from slipstream.simulate.serving_simulation import largest_rate, slo_rate
+from slipstream.simulate.simulated_engine import SimulatedEngine
 
 LENGTHS = {"median": 1024, "sigma": 0.0, "shortest": 16, "longest": 6144}
 FLEET = {
@@ -146,3 +147,12 @@ def test_shared_cores_give_the_same_result_with_the_same_seed():
 def test_wrong_numbers_are_refused():
     with pytest.raises(SlipstreamError, match="instances"):
         simulate_serving(**FLEET | {"instances": 0})
+
+
+def test_an_error_of_a_request_ends_the_simulation(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise ValueError("no query")
+
+    monkeypatch.setattr(SimulatedEngine, "query_of_rows", broken)
+    with pytest.raises(ValueError, match="no query"):
+        simulate_serving(instances=2, rate=50.0, requests=100)

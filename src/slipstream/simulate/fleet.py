@@ -110,24 +110,28 @@ class Fleet:
             self.loop.call_at(float(self.arrivals.at_R[number + 1]), self._arrive, number + 1)
 
     async def _serve(self, number: int) -> None:
-        arrivals = self.arrivals
-        user, length = int(arrivals.user_R[number]), int(arrivals.length_R[number])
-        name, history = str(user), SimulatedHistory(user, 0, length)
-        owner = None
-        begin = self.loop.now
-        ranking_at = begin + float(arrivals.before_R[number])
-        if self.config.signals and self._worth_announcing(length):
-            owner = await self._announce(name, history)
-        await self.loop.pause(max(0.0, ranking_at - self.loop.now))
-        start = ranking_at if self.threads is not None else self.loop.now
-        if self.threads is not None:
-            await self._client_and_router(self.threads, sends=True)
-        answered = await self._rank(name, history, owner, start + self.config.slo)
-        if self.threads is not None:
-            await self._client_and_router(self.threads, sends=False)
-        if answered:
-            self.latency_R[number] = self.loop.now - start
-        self._left -= 1
+        """Serve a request; its error ends the run, which would otherwise wait for it for ever."""
+        try:
+            arrivals = self.arrivals
+            user, length = int(arrivals.user_R[number]), int(arrivals.length_R[number])
+            name, history = str(user), SimulatedHistory(user, 0, length)
+            owner = None
+            begin = self.loop.now
+            ranking_at = begin + float(arrivals.before_R[number])
+            if self.config.signals and self._worth_announcing(length):
+                owner = await self._announce(name, history)
+            await self.loop.pause(max(0.0, ranking_at - self.loop.now))
+            start = ranking_at if self.threads is not None else self.loop.now
+            if self.threads is not None:
+                await self._client_and_router(self.threads, sends=True)
+            answered = await self._rank(name, history, owner, start + self.config.slo)
+            if self.threads is not None:
+                await self._client_and_router(self.threads, sends=False)
+            if answered:
+                self.latency_R[number] = self.loop.now - start
+            self._left -= 1
+        except Exception as error:
+            self.loop.errors.append(error)
 
     def _worth_announcing(self, behaviours: int) -> bool:
         """Return whether a client announces so long a history; one that pays for it asks first."""

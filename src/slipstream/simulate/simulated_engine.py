@@ -232,11 +232,11 @@ class SimulatedEngine(Engine):
         """Return a simulated history as it is; None is an empty one."""
         return SimulatedHistory(0, 0, 0) if history is None else history
 
-    def make_query(
+    def query_of_rows(
         self,
         prefix: Prefix | None,
         recent: Any,
-        candidates: Any,
+        rows_C: torch.Tensor,
         request_time: int | None = None,
         context: Mapping[str, str | None] | None = None,
     ) -> RankQuery:
@@ -245,7 +245,7 @@ class SimulatedEngine(Engine):
         if prefix is not None:
             new = prefix.held.then(new)
             prefix = prefix if prefix.tokens else None
-        return RankQuery(prefix, new, self.items.rows(candidates), 0)
+        return RankQuery(prefix, new, rows_C, 0)
 
     def prefill_steps(
         self,
