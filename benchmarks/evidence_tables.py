@@ -171,6 +171,16 @@ TABLES: dict[str, EvidenceTable] = {
                 "x",
                 bar=2.0,
             ),
+            *(
+                Claim(text, "serving", name, ".1f")
+                for text, name in (
+                    (
+                        "Requests a second within 80 ms, 2,048 behaviours, relay",
+                        "slo_qps_long_2048",
+                    ),
+                    ("the same, ranked in line", "slo_qps_long_2048_inline"),
+                )
+            ),
             Claim(
                 "Longest history within 80 ms at 10 requests a second, over in line",
                 "serving",

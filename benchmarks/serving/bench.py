@@ -168,14 +168,15 @@ class ServingBench:
     def take_over(self, result: Path) -> None:
         """Count what a result of this command holds as made here: its runs, and what W4 loses."""
         try:
-            kept = read_json(result)["rows"][0]["samples"]
+            whole = read_json(result)
+            kept = whole["rows"][0]["samples"]
             runs, found = kept["runs"], kept["figures"]
         except (KeyError, IndexError, TypeError):
             sentence = f"{result} is no result of `python -m benchmarks.serving`"
             raise SlipstreamError(sentence) from None
         for row in runs:
             if row["key"] not in self.journal.rows:
-                self.journal.add(row)
+                self.journal.add({"commit": whole.get("commit"), **row})
         if "truncation" in found and not (self.work / "auc.json").is_file():
             write_json(self.work / "auc.json", found["truncation"])
 

@@ -94,7 +94,8 @@ def report(bench: ServingBench, json_path: Path | None, minutes: float) -> dict[
     claims["minutes"] = max(minutes, sum(row["seconds"] for row in runs) / 60)
     rows = group_rows(bench.figures) or [{"variant": "none", "slo_qps": None}]
     rows[0]["samples"] = {"runs": runs, "figures": bench.figures}
-    return finish("serving", rows, claims, json_path)
+    commits = sorted({run["commit"] for run in runs if run.get("commit")})
+    return finish("serving", rows, claims, json_path, commits=commits)
 
 
 def with_percentiles(run: Row) -> Row:

@@ -22,6 +22,7 @@ from benchmarks.simulate.serving_reality import RESULT, serving_rows
 from benchmarks.simulate.turbogr import turbogr_rows
 from slipstream.bench.harness import Row, finish, median, note
 from slipstream.errors import SlipstreamError
+from slipstream.files import read_json
 from slipstream.serving.instance.instance_config import InstanceConfig
 from slipstream.simulate.serving_simulation import simulate_serving
 from slipstream.simulate.training_simulation import simulate_training
@@ -121,8 +122,13 @@ PARTS: dict[str, Callable[[bool], Found]] = {
 }
 
 
-def run(quick: bool, json_path: Path | None, parts: str = "") -> dict[str, Any]:
-    """Print every comparison and the claims of the parts named, or of all."""
+def run(
+    quick: bool, json_path: Path | None, parts: str = "", recorded: Path | None = None
+) -> dict[str, Any]:
+    """Print every comparison and the claims of the parts named, or of all.
+
+    What a `recorded` result has of the other parts stays, and names its commit.
+    """
     chosen = [each for each in parts.split(",") if each] or list(PARTS)
     unknown = sorted(set(chosen) - set(PARTS))
     if unknown:
@@ -132,7 +138,15 @@ def run(quick: bool, json_path: Path | None, parts: str = "") -> dict[str, Any]:
     for name in chosen:
         found, claimed = PARTS[name](quick)
         rows, claims = rows + found, claims | claimed
-    return finish("simulate", rows, claims, json_path)
+    commits: list[str | None] = []
+    if recorded is not None:
+        before, new = read_json(recorded), {row["part"] for row in rows}
+        kept = [row for row in before["rows"] if row["part"] not in new]
+        for row in kept:
+            row.setdefault("commit", before["commit"])
+        commits = [row["commit"] for row in kept]
+        rows, claims = kept + rows, before["claims"] | claims
+    return finish("simulate", rows, claims, json_path, commits=commits)
 
 
 def measure(
@@ -145,6 +159,10 @@ def measure(
     parts: Annotated[
         str, typer.Option(help=f"Only these parts, separated by commas: {', '.join(PARTS)}.")
     ] = "",
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A result of this command; its other parts stay as they are."),
+    ] = None,
 ) -> None:
     """Hold the simulator against two papers and this machine, and time it.
 
@@ -154,4 +172,4 @@ def measure(
 
     Example: python -m benchmarks.simulate --parts speed,million
     """
-    run(quick, json_path, parts)
+    run(quick, json_path, parts, recorded)

@@ -284,11 +284,13 @@ def test_runs_of_a_result_count_as_made_and_those_of_the_journal_come_first(tmp_
     result, work = tmp_path / "serving.json", tmp_path / "work"
     made = [{"key": "a", "rate": 1.0}, {"key": "b", "rate": 2.0}]
     samples = {"runs": made, "figures": {"truncation": {"256": 0.7}}}
-    result.write_text(json.dumps({"rows": [{"samples": samples}]}))
+    result.write_text(json.dumps({"commit": "abc", "rows": [{"samples": samples}]}))
     Journal(work / "runs.jsonl").add({"key": "a", "rate": 9.0})
     bench = ServingBench(QUICK, work, Console(quiet=True))
     bench.take_over(result)
-    assert [row["rate"] for row in Journal(work / "runs.jsonl").rows.values()] == [9.0, 2.0]
+    rows = Journal(work / "runs.jsonl").rows.values()
+    assert [row["rate"] for row in rows] == [9.0, 2.0]
+    assert [row.get("commit") for row in rows] == [None, "abc"]
     bench.truncation()
     assert bench.figures["truncation"] == {"256": 0.7}
     result.write_text('{"rows": []}')

@@ -165,6 +165,19 @@ def test_parts_run_alone_and_a_short_run_claims_nothing(tmp_path, monkeypatch):
         bench.run(True, None, "milion")
 
 
+def test_other_parts_of_a_recorded_result_stay_and_name_their_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "QUICK_REQUESTS", 200)
+    result = tmp_path / "recorded.json"
+    rows = [{"part": "reality", "variant": "a"}, {"part": "million", "variant": "old"}]
+    claims = {"reality_rows": 1.0, "serving_million_seconds": 9.0}
+    result.write_text(json.dumps({"commit": "abc", "rows": rows, "claims": claims}))
+    found = bench.run(True, None, "million", result)
+    assert found["rows"][0] == {"part": "reality", "variant": "a", "commit": "abc"}
+    assert [row["part"] for row in found["rows"]] == ["reality", "million"]
+    assert found["rows"][1]["variant"] != "old" and found["claims"]["reality_rows"] == 1.0
+    assert found["commit"].startswith("abc, ")
+
+
 def test_a_million_requests_are_claimed(monkeypatch):
     monkeypatch.setattr(bench, "REQUESTS", 300)
     _, claims = bench.million_rows(False)

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,20 @@ def describe(bench: str) -> dict[str, Any]:
 
 
 def finish(
-    bench: str, rows: list[Row], claims: dict[str, float], json_path: Path | None
+    bench: str,
+    rows: list[Row],
+    claims: dict[str, float],
+    json_path: Path | None,
+    *,
+    commits: Iterable[str | None] = (),
 ) -> dict[str, Any]:
-    """Print rows and claims as tables, write the JSON if a path is given, and return it."""
+    """Print rows and claims as tables, write the JSON if a path is given, and return it.
+
+    `commits` are those of runs that were made before, by another tree than this one.
+    """
     result: dict[str, Any] = describe(bench) | {"rows": rows, "claims": claims}
+    made_at = [each for each in dict.fromkeys([*commits, result["commit"]]) if each]
+    result["commit"] = ", ".join(made_at) or None
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
     print_rows(console, rows, f"bench {bench}", described)
