@@ -17,7 +17,7 @@ from benchmarks.serving.bench import FULL, PARTS, QUICK, ServingBench
 from benchmarks.serving.claims import compute_claims, group_rows
 from benchmarks.serving.load import LOADGEN_RUNS
 from benchmarks.serving.runs import Row
-from slipstream.bench.harness import finish
+from slipstream.bench.harness import finish, joined_commits
 from slipstream.errors import SlipstreamError
 from slipstream.interrupts import terminated_as_interrupted
 
@@ -95,7 +95,7 @@ def report(bench: ServingBench, json_path: Path | None, minutes: float) -> dict[
     rows = group_rows(bench.figures) or [{"variant": "none", "slo_qps": None}]
     rows[0]["samples"] = {"runs": runs, "figures": bench.figures}
     commits = sorted({run["commit"] for run in runs if run.get("commit")})
-    return finish("serving", rows, claims, json_path, commits=commits)
+    return finish("serving", rows, claims, json_path, about={"commit": joined_commits(commits)})
 
 
 def with_percentiles(run: Row) -> Row:

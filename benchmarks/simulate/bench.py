@@ -20,7 +20,7 @@ from benchmarks.simulate.nestpipe import law_rows, our_rows, predict_table, tech
 from benchmarks.simulate.reality import JOURNAL, compare
 from benchmarks.simulate.serving_reality import RESULT, serving_rows
 from benchmarks.simulate.turbogr import turbogr_rows
-from slipstream.bench.harness import Row, finish, median, note
+from slipstream.bench.harness import Row, describe, finish, joined_commits, median, note
 from slipstream.errors import SlipstreamError
 from slipstream.files import read_json
 from slipstream.serving.instance.instance_config import InstanceConfig
@@ -138,15 +138,22 @@ def run(
     for name in chosen:
         found, claimed = PARTS[name](quick)
         rows, claims = rows + found, claims | claimed
-    commits: list[str | None] = []
+    about: dict[str, Any] = {}
     if recorded is not None:
         before, new = read_json(recorded), {row["part"] for row in rows}
         kept = [row for row in before["rows"] if row["part"] not in new]
-        for row in kept:
-            row.setdefault("commit", before["commit"])
-        commits = [row["commit"] for row in kept]
-        rows, claims = kept + rows, before["claims"] | claims
-    return finish("simulate", rows, claims, json_path, commits=commits)
+        rows = [origin(before) | row for row in kept] + [
+            row | origin(describe("simulate")) for row in rows
+        ]
+        claims = before["claims"] | claims
+        commits = joined_commits(row.get("commit", before["commit"]) for row in kept)
+        about = {"command": before["command"], "commit": commits}
+    return finish("simulate", rows, claims, json_path, about=about)
+
+
+def origin(result: dict[str, Any]) -> Row:
+    """Return what tells where a row was made."""
+    return {name: result[name] for name in ("command", "commit", "machine", "when")}
 
 
 def measure(

@@ -170,9 +170,11 @@ def test_other_parts_of_a_recorded_result_stay_and_name_their_commit(tmp_path, m
     result = tmp_path / "recorded.json"
     rows = [{"part": "reality", "variant": "a"}, {"part": "million", "variant": "old"}]
     claims = {"reality_rows": 1.0, "serving_million_seconds": 9.0}
-    result.write_text(json.dumps({"commit": "abc", "rows": rows, "claims": claims}))
+    made = {"command": "all", "commit": "abc", "machine": {}, "when": "then"}
+    result.write_text(json.dumps(made | {"rows": rows, "claims": claims}))
     found = bench.run(True, None, "million", result)
-    assert found["rows"][0] == {"part": "reality", "variant": "a", "commit": "abc"}
+    assert found["rows"][0] == made | {"part": "reality", "variant": "a"}
+    assert found["rows"][1]["when"] == found["when"] and found["command"] == "all"
     assert [row["part"] for row in found["rows"]] == ["reality", "million"]
     assert found["rows"][1]["variant"] != "old" and found["claims"]["reality_rows"] == 1.0
     assert found["commit"].startswith("abc, ")

@@ -77,6 +77,11 @@ def commit() -> str | None:
     return told.stdout.strip() or None
 
 
+def joined_commits(made_at: Iterable[str | None]) -> str | None:
+    """Return the commits at which a result was made, this tree's last, as one text."""
+    return ", ".join(each for each in dict.fromkeys([*made_at, commit()]) if each) or None
+
+
 def set_training_allocator() -> str:
     """Set the allocator of this process as training sets it; every variant then runs under it.
 
@@ -156,15 +161,13 @@ def finish(
     claims: dict[str, float],
     json_path: Path | None,
     *,
-    commits: Iterable[str | None] = (),
+    about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Print rows and claims as tables, write the JSON if a path is given, and return it.
 
-    `commits` are those of runs that were made before, by another tree than this one.
+    `about` is what a result that was made in several runs says of itself.
     """
-    result: dict[str, Any] = describe(bench) | {"rows": rows, "claims": claims}
-    made_at = [each for each in dict.fromkeys([*commits, result["commit"]]) if each]
-    result["commit"] = ", ".join(made_at) or None
+    result: dict[str, Any] = describe(bench) | (about or {}) | {"rows": rows, "claims": claims}
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
     print_rows(console, rows, f"bench {bench}", described)
