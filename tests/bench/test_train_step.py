@@ -43,6 +43,12 @@ def test_no_step_of_either_side_runs_before_the_allocator_is_trainings(monkeypat
     assert events[0] == "allocator" and events.count("allocator") == 1
     assert {"JaggedStep", "PaddedStep"} == set(events[1:])
     assert result["freed_memory"] == "kept"
+    # A turn is a step that does not count, and some that do, of one variant in a row.
+    turn = 1 + train_step.STEPS_A_TURN
+    assert events[1 : 1 + 2 * turn] == ["JaggedStep"] * turn + ["PaddedStep"] * turn
+    ours = next(row for row in result["rows"] if row["variant"] == "ml-1m jagged")
+    rounds = events.count("JaggedStep") // turn
+    assert len(ours["samples"]) == train_step.STEPS_A_TURN * (rounds - 1)
 
 
 def test_long_shapes_are_the_named_sizes_in_full():
