@@ -167,7 +167,7 @@ def finish(
 
     `about` is what a result that was made in several runs says of itself.
     """
-    result: dict[str, Any] = describe(bench) | (about or {}) | {"rows": rows, "claims": claims}
+    result: dict[str, Any] = {**describe(bench), **(about or {}), "rows": rows, "claims": claims}
     console = Console()
     described = f"{machine()['processor']}, {torch.get_num_threads()} threads, {native.status()}"
     print_rows(console, rows, f"bench {bench}", described)
